@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Checks style and runs the tests: ./run_tests.sh [--no-install] [arguments of pytest]
+# Tests marked gpu run where nvidia-smi lists a GPU. Tests on real data need LSTM_BENCH_DATA=DIR.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$root/harness/setup_env.sh"
+
+install=yes
+arguments=()
+for argument in "$@"; do
+  if [ "$argument" = --no-install ]; then install=no; else arguments+=("$argument"); fi
+done
+
+cd "$root"
+if [ $install = no ]; then
+  python=${PYTHON:-python3}
+  require_supported "$python"
+else
+  if ! venv_is_current; then
+    find_python
+    choose_build
+    install
+  fi
+  python="$venv/bin/python"
+  install_dev
+fi
+if [ -z "${LSTM_BENCH_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
+  LSTM_BENCH_DATA=$(cd "$root/../shared/data" && pwd)
+  export LSTM_BENCH_DATA
+fi
+marker="not gpu"
+if gpu_answers; then marker=""; fi
+
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+# A -m among the arguments comes later and counts instead; pytest's status 5, no test found, fails here too.
+exec "$python" -m pytest -q -m "$marker" ${arguments[@]+"${arguments[@]}"}
