@@ -1,0 +1,195 @@
+"""The classifier of MNIST and of the synthetic task: a Keras model, trained by `model.fit`.
+
+sequences [batch, time, features] → LSTM stack → last output → Dense(relu) … → Dense → softmax over the classes
+"""
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+
+from models import layouts
+
+POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
+
+
+@keras.saving.register_keras_serializable("lstm_benchmarks")
+class Dropout(keras.layers.Layer):
+    """Dropout whose rate is a variable: it can be switched off for a proof and on again without a new graph.
+
+    keras.layers.Dropout bakes the rate into the compiled step, so that what is proven with dropout 0 would be another
+    callable than the one that is timed.
+    """
+
+    def __init__(self, rate: float, seed: int | None = None, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.initial_rate, self.seed = rate, seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.rate = self.add_weight(shape=(), initializer=keras.initializers.Constant(rate), trainable=False, name="rate",
+                                    autocast=False)  # fmt: skip
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        drawn = keras.random.uniform(
+            keras.ops.shape(inputs), dtype="float32", seed=self.seed_generator
+        )  # [0, 1): rate 0 keeps all
+        rate = keras.ops.cast(self.rate, "float32")
+        scale = keras.ops.where(drawn >= rate, 1.0 / (1.0 - rate), 0.0)
+        return inputs * keras.ops.cast(scale, inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.initial_rate, "seed": self.seed}
+
+
+def build_classifier(
+    input_shape: tuple[int, int],
+    units: int,
+    num_layers: int,
+    num_classes: int,
+    *,
+    dense_units: Sequence[int] = (),
+    lstm_dropout: Sequence[float] = (),
+    dense_dropout: float = 0.0,
+    use_cudnn: bool | str = "auto",
+    jit_compile: bool | str = "auto",
+    bidirectional: bool = False,
+    precision: str = "fp32",
+    loss_scale: float = 1.0,
+    optimizer: keras.optimizers.Optimizer,
+    seed: int = 0,
+) -> keras.Model:
+    """A compiled keras.Sequential with logits as its output.
+
+    Args:
+        input_shape: (time, features).
+        lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
+        use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto".
+        jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
+        precision: "fp32", "tf32" (set in TensorFlow, the same model), "fp16" (mixed_float16) or "fp64".
+        loss_scale: static, of fp16; see models/language_model.py.
+    """
+    policy = POLICIES[precision]
+    model = keras.Sequential([keras.Input(input_shape)])
+    for layer in range(num_layers):
+        lstm = keras.layers.LSTM(units, return_sequences=layer < num_layers - 1, use_cudnn=use_cudnn, dtype=policy)
+        model.add(keras.layers.Bidirectional(lstm, dtype=policy) if bidirectional else lstm)
+        if layer < len(lstm_dropout) and lstm_dropout[layer]:
+            model.add(Dropout(lstm_dropout[layer], seed=seed + layer, dtype=policy))
+    for width in dense_units:
+        model.add(keras.layers.Dense(width, activation="relu", dtype=policy))
+        if dense_dropout:
+            model.add(Dropout(dense_dropout, seed=seed + num_layers, dtype=policy))
+    model.add(keras.layers.Dense(num_classes, dtype=policy))
+    if precision == "fp16":
+        model.add(keras.layers.Activation("linear", dtype="float32"))  # the softmax is computed in float32
+        never = 2**31 - 1  # steps until Keras would raise the scale: it stays static
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=loss_scale, dynamic_growth_steps=never)
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+        auto_scale_loss=False,
+    )
+    return model
+
+
+def lstm_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The LSTM (or Bidirectional) layers of a model, in order."""
+    return [layer for layer in model.layers if isinstance(layer, keras.layers.LSTM | keras.layers.Bidirectional)]
+
+
+def dense_layers(model: keras.Model) -> list[keras.layers.Dense]:
+    return [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+
+
+def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
+    """Load canonical weights into the model's layers."""
+    for index, layer in enumerate(lstm_layers(model)):
+        layer.set_weights(layouts.to_keras(weights, index, isinstance(layer, keras.layers.Bidirectional)))
+    for index, layer in enumerate(dense_layers(model)):
+        layer.set_weights([weights[f"dense_{index}/kernel"], weights[f"dense_{index}/bias"]])
+
+
+def to_canonical(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays by variable path (weights, gradients, moments of the trainable variables) under canonical names."""
+    canonical = {}
+    for index, layer in enumerate(lstm_layers(model)):
+        own = [arrays[v.path] for v in layer.trainable_variables]
+        canonical |= layouts.from_keras(own, index, isinstance(layer, keras.layers.Bidirectional))
+    for index, layer in enumerate(dense_layers(model)):
+        canonical |= {
+            f"dense_{index}/kernel": arrays[layer.kernel.path],
+            f"dense_{index}/bias": arrays[layer.bias.path],
+        }
+    return canonical
+
+
+class ClassifierTrial:
+    """A compiled model as the proof needs it: the same `predict` and `fit` functions that are timed, on batches of proof.
+
+    Args:
+        model: from `build_classifier`; its optimizer is a keras Adam (possibly under a LossScaleOptimizer).
+        weights: canonical weights that `restore` loads.
+        inputs, labels: [batches · batch_size, time, features] and [batches · batch_size]; fit walks them in order.
+    """
+
+    def __init__(self, model, weights, inputs: np.ndarray, labels: np.ndarray, batch_size: int) -> None:
+        self.model, self.batch_size = model, batch_size
+        self._weights, self.inputs, self.labels = weights, inputs, labels
+        self.traces = 0  # of the training step: Keras calls `train_step` only to trace it
+        train_step = model.train_step
+
+        def counted(*arguments, **keywords):
+            self.traces += 1
+            return train_step(*arguments, **keywords)
+
+        model.train_step = counted
+        self.optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        model.optimizer.build(model.trainable_variables)
+        self._optimizer_start = [v.numpy() for v in model.optimizer.variables]
+        self.dropouts = [layer for layer in model.layers if isinstance(layer, Dropout)]
+
+    def restore(self) -> None:
+        """Weights and optimizer as they were at the start."""
+        set_weights(self.model, self._weights)
+        for variable, start in zip(self.model.optimizer.variables, self._optimizer_start, strict=True):
+            variable.assign(start)
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """From now on `restore` loads these weights: the ones that a training starts from."""
+        self._weights = weights
+        self.restore()
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Logits of the first batch through the model's own predict function, and the loss through its test function."""
+        first = self.inputs[: self.batch_size], self.labels[: self.batch_size]
+        return {
+            "logits": self.model.predict_on_batch(first[0]),
+            "loss": np.asarray(self.model.test_on_batch(*first, return_dict=True)["loss"]),
+        }
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Mean loss [1] of a `fit` over the first `count` batches, in order, with dropout off."""
+        for layer in self.dropouts:
+            layer.rate.assign(0.0)
+        size = count * self.batch_size
+        history = self.model.fit(
+            self.inputs[:size], self.labels[:size], batch_size=self.batch_size, epochs=1, shuffle=False, verbose=0
+        )
+        for layer in self.dropouts:
+            layer.rate.assign(layer.initial_rate)
+        return np.array(history.history["loss"])
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: Adam's first moments / (1 − β₁), the gradients that it received."""
+        scale = 1.0 / (1.0 - self.optimizer.beta_1)
+        moments = zip(self.model.trainable_variables, self.optimizer._momentums, strict=True)
+        return to_canonical(self.model, {v.path: m.numpy() * scale for v, m in moments})
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return to_canonical(self.model, {v.path: v.numpy() for v in self.model.trainable_variables})

@@ -1,0 +1,258 @@
+"""The language model of the stacked LM and of PTB, in TensorFlow, around any LSTM stack of this folder.
+
+    tokens [batch, time] → embedding → LSTM stack → dense_0 → softmax over the vocabulary
+
+Tokens travel as int64: TensorFlow keeps int32 tensors in host memory even where the model is on a GPU, which would put a
+copy into every step.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.expected import SHOWN
+from models.stack import Stack
+
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+
+
+class LanguageModel:
+    """One callable for a forward pass and one for a training step, both on batches that lie on the device.
+
+    Args:
+        stack: the LSTM stack; its dtype is the compute dtype of the whole network.
+        weights: canonical weights to start from; `restore` comes back to them.
+        states: canonical initial states; `restore` comes back to them.
+        batches: (tokens, targets) pairs of NumPy arrays [batch, time]; staged on the device once.
+        optimizer: keras optimizer, "SGD" or "Adam" kind; it receives float32 gradients, unscaled and clipped.
+        reduction: "mean" over all tokens, or "sum_over_time": summed over steps, averaged over the batch (PTB).
+        clip_norm: bound of the gradients' global norm, or None.
+        keep_prob: 1 − dropout on the embedding and on every layer's output, the last included; 1: no dropout ops at all.
+        loss_scale: static, of a float16 stack: large enough that small gradients do not vanish (non-target logit
+            gradients of the stacked LM are 1.6e-8), small enough that sums over a batch stay below 65504. Gradients are
+            divided by it before they are clipped.
+        carry_states: whether a step starts from the final states of the one before.
+        eager: run op by op instead of as one tf.function.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        weights: Mapping[str, np.ndarray],
+        states: Sequence,
+        batches: Sequence[tuple[np.ndarray, np.ndarray]],
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        reduction: str = "mean",
+        clip_norm: float | None = None,
+        keep_prob: float = 1.0,
+        loss_scale: float = 1.0,
+        carry_states: bool = False,
+        eager: bool = False,
+    ) -> None:
+        self.stack, self.optimizer = stack, optimizer
+        self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
+        dtype = "float64" if stack.dtype == "float64" else "float32"
+        self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
+        self.kernel = keras.Variable(weights["dense_0/kernel"], dtype=dtype)
+        self.bias = keras.Variable(weights["dense_0/bias"], dtype=dtype)
+        self.variables = [self.embedding, *stack.variables, self.kernel, self.bias]
+        self.loss_scale = loss_scale if stack.dtype == "float16" else 1.0
+        self.dropout_rate = tf.Variable(1.0 - keep_prob, dtype=tf.float32, trainable=False) if keep_prob < 1 else None
+        self.keep_prob = keep_prob
+        optimizer.build(self.variables)
+        self.batches = [self.stage(*batch) for batch in batches]
+        self.initial_states = self.stage_states(states)
+        self.states = self.initial_states
+        self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
+        compiled = (lambda function: function) if eager else tf.function
+        self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
+
+    # -- what is timed -------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """Logits and loss with training=False; returns the loss, a device scalar."""
+        return self._forward(*batch, self.states)[0]
+
+    def train(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """One optimizer step; returns its loss (before the update), a device scalar."""
+        loss, states = self._train(*batch, self.states)
+        if self.carry_states:
+            self.states = states
+        return loss
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Weights, optimizer and states as they were at the start; copies on the device."""
+        for variable, start in zip((*self.variables, *self.optimizer.variables), self._start, strict=True):
+            variable.value.assign(start)
+        self.states = self.initial_states
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
+        loss, hidden, logits, _ = self._forward(*self.batches[0], self.states)
+        return {"loss": loss.numpy(), "hidden": hidden.numpy(), "logits": logits[:SHOWN].numpy()}
+
+    def forward_losses(self, count: int) -> np.ndarray:
+        """Losses [count] of forward passes over the first batches."""
+        return np.array([self.forward(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of that many training steps, with dropout off; the same graph as with dropout on."""
+        with self.without_dropout():
+            return np.array([self.train(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the timed steps draw dropout masks."""
+        return self.dropout_rate is not None
+
+    def without_dropout(self):
+        """Context in which the dropout rate, a variable of the graph, is 0."""
+        return _Rate(self.dropout_rate)
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied.
+
+        Adam's first moment is (1 − β₁) g after one step; SGD moved every weight by −learning_rate · g.
+        """
+        if isinstance(self.optimizer, keras.optimizers.Adam):
+            gradients = [m.numpy() / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
+        else:
+            rate = float(self.optimizer.learning_rate)
+            starts = self._start[: len(self.variables)]
+            moved = [s.numpy() - v.numpy() for s, v in zip(starts, self.variables, strict=True)]
+            gradients = [change / rate for change in moved]
+        return self._canonical(gradients)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical([v.numpy() for v in self.variables])
+
+    def _canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        embedding, *stack, kernel, bias = arrays
+        return {
+            "embedding": embedding,
+            **self.stack.to_canonical(stack),
+            "dense_0/kernel": kernel,
+            "dense_0/bias": bias,
+        }
+
+    # -- a whole training ----------------------------------------------------------------------------------------------
+
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
+        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+        arrays = [
+            weights["embedding"],
+            *self.stack.from_canonical(weights),
+            weights["dense_0/kernel"],
+            weights["dense_0/bias"],
+        ]
+        self._start[: len(arrays)] = [tf.constant(array, tf.float32) for array in arrays]
+        self.initial_states = self.stage_states(states)
+        self.restore()
+
+    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
+        """One pass over staged batches from the initial states; returns the mean loss per token."""
+        self.optimizer.learning_rate = learning_rate
+        self.states = self.initial_states
+        return self._mean_loss(batches, [self.train(batch) for batch in batches])
+
+    def evaluate(self, batches: Sequence, states: Sequence) -> float:
+        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
+        staged, losses = self.stage_states(states), []
+        for tokens, targets in batches:
+            loss, _, _, staged = self._forward(tokens, targets, staged)
+            losses.append(loss)
+        return self._mean_loss(batches, losses)
+
+    def _mean_loss(self, batches, losses) -> float:
+        """Per token, each batch weighted by its steps."""
+        steps = np.array([tokens.shape[1] for tokens, _ in batches])
+        losses = np.float64(tf.stack(losses).numpy())
+        return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
+
+    # -- the network ---------------------------------------------------------------------------------------------------
+
+    def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+        """Put one batch on the device."""
+        return tf.identity(tf.constant(tokens, tf.int64)), tf.identity(tf.constant(targets, tf.int64))
+
+    def stage_states(self, states: Sequence) -> tuple:
+        """Canonical states (layers × directions × (h, c)) as the stack takes them: one (h, c) per layer, on the device."""
+        return tuple(tuple(tf.identity(tf.constant(s, self.stack.dtype)) for s in layer[0]) for layer in states)
+
+    def _dropout(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.dropout(x, tf.cast(self.dropout_rate, x.dtype))
+
+    def _network(self, tokens, states, training):
+        dropout = self._dropout if training and self.dropout_rate is not None else None
+        inputs = tf.cast(tf.gather(self.embedding.value, tokens), self.stack.dtype)  # [batch, time, embedding]
+        if dropout:
+            inputs = dropout(inputs)
+        hidden, final_states = self.stack(inputs, states, dropout, training)  # [batch, time, units]
+        dropped = dropout(hidden) if dropout else hidden
+        flat = tf.reshape(dropped, [-1, self.stack.units])
+        logits = tf.matmul(flat, tf.cast(self.kernel.value, flat.dtype))
+        if flat.dtype == tf.float16:
+            logits = _add_bias_in_float16(logits, self.bias.value)
+        else:
+            logits = tf.nn.bias_add(logits, self.bias.value)
+        batch, time_steps = tokens.shape
+        return hidden, tf.reshape(logits, [batch, time_steps, -1]), tuple(tuple(s) for s in final_states)
+
+    def _loss(self, logits, targets):
+        if logits.dtype == tf.float16:
+            logits = tf.cast(logits, tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # [batch, time]
+        return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=1))
+
+    def _forward_step(self, tokens, targets, states):
+        hidden, logits, final_states = self._network(tokens, states, training=False)
+        return self._loss(logits, targets), hidden, logits, final_states
+
+    def _train_step(self, tokens, targets, states):
+        values = [v.value for v in self.variables]
+        with tf.GradientTape() as tape:
+            _, logits, final_states = self._network(tokens, states, training=True)
+            loss = self._loss(logits, targets)
+            scaled_loss = loss * self.loss_scale
+        # The embedding's sparse gradient is made dense: clipping its slices one by one would count repeated words twice.
+        gradients = [tf.convert_to_tensor(g) * (1.0 / self.loss_scale) for g in tape.gradient(scaled_loss, values)]
+        if self.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        self.optimizer.apply(gradients, self.variables)
+        return loss, final_states
+
+
+@tf.custom_gradient
+def _add_bias_in_float16(logits, bias):
+    """logits [n, vocabulary] float16 + bias [vocabulary] float32, as float16; the bias gradient is summed in float32.
+
+    TensorFlow's own two ways fail here: the gradient of "+" sums float16 in float16 (over 10,000 tokens a third of it was
+    lost), and that of bias_add runs a naive kernel at float16, which took most of a training step on an H200.
+    """
+
+    def gradient(upstream):
+        return upstream, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
+
+    return logits + tf.cast(bias, tf.float16), gradient
+
+
+class _Rate:
+    """Sets the dropout rate to 0 on entering and back on leaving."""
+
+    def __init__(self, rate: tf.Variable | None) -> None:
+        self.rate = rate
+
+    def __enter__(self):
+        if self.rate is not None:
+            self.value = self.rate.value()
+            self.rate.assign(0.0)
+
+    def __exit__(self, *_):
+        if self.rate is not None:
+            self.rate.assign(self.value)

@@ -1,0 +1,204 @@
+"""The LSTM stacks that TensorFlow can run, by name: how each is built, and what can be seen when it really runs.
+
+The names are those of the tables' rows. `ops` are what one step shows at least, as regular expressions of op types; ops
+inside a while loop's body stand as "loop:MatMul" (once per layer at least, since a graph holds a body once), those run
+eagerly as "eager:MatMul". The graph optimizer renames products (_FusedMatMul, …), so MATMUL takes all of them.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+MATMUL = r"\w*MatMul"
+CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_blockPersist|cudnn\w*rnn"
+BLOCK_KERNEL = r"lstm_gates"
+CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
+LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
+
+
+class Implementation(NamedTuple):
+    """A stack by name.
+
+    Attributes:
+        what: one line for a table.
+        stack: (weights, num_layers, dtype) → models.stack.Stack; imports TensorFlow when it is called.
+        ops: (num_layers, time_steps) → {op: launches in one step, at least}.
+        not_ops: regular expression of ops that must not run.
+        kernels, not_kernels: regular expressions of GPU kernels, one of which must run, and none of which may.
+        eager: run op by op.
+        needs_gpu: has no CPU version.
+    """
+
+    what: str
+    stack: Callable
+    ops: Callable[[int, int], Mapping[str, int]]
+    not_ops: str = CUDNN_OP
+    kernels: str = ""
+    not_kernels: str = CUDNN_KERNEL
+    eager: bool = False
+    needs_gpu: bool = False
+
+
+def _unrolled(weights, num_layers, dtype):
+    from models.basic_cell import UnrolledLSTM
+
+    return UnrolledLSTM(weights, num_layers, dtype)
+
+
+def _while_loop(weights, num_layers, dtype):
+    from models.basic_cell import WhileLoopLSTM
+
+    return WhileLoopLSTM(weights, num_layers, dtype)
+
+
+def _static(weights, num_layers, dtype):
+    from models.block_cell import StaticBlockLSTM
+
+    return StaticBlockLSTM(weights, num_layers, dtype)
+
+
+def _fused(weights, num_layers, dtype):
+    from models.block_fused import FusedBlockLSTM
+
+    return FusedBlockLSTM(weights, num_layers, dtype)
+
+
+def _keras(weights, num_layers, dtype):
+    from models.keras_lstm import KerasLSTM
+
+    return KerasLSTM(weights, num_layers, dtype, use_cudnn=False)
+
+
+def _keras_cudnn(weights, num_layers, dtype):
+    from models.keras_lstm import KerasLSTM
+
+    return KerasLSTM(weights, num_layers, dtype, use_cudnn=True)
+
+
+_NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its cells op by op
+
+IMPLEMENTATIONS = {
+    "eager": Implementation(
+        "LSTM cell of primitive ops, unrolled, op by op (TF eager)",
+        _unrolled,
+        lambda layers, steps: {"eager:MatMul": layers * steps},
+        not_ops=LSTM_OP,
+        eager=True,
+    ),
+    "unrolled": Implementation(
+        "LSTM cell of primitive ops, unrolled into one graph",
+        _unrolled,
+        lambda layers, steps: {MATMUL: layers * steps},
+        not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}",
+    ),
+    "while_loop": Implementation(
+        "LSTM cell of primitive ops in tf.while_loop (BasicLSTMCell)",
+        _while_loop,
+        lambda layers, steps: {f"loop:{MATMUL}": layers},
+        not_ops=f"{LSTM_OP}|{_NO_EAGER_CELLS}",
+    ),
+    "static_eager": Implementation(
+        "C++ cell op LSTMBlockCell, unrolled, op by op (TF eager)",
+        _static,
+        lambda layers, steps: {"eager:LSTMBlockCell": layers * steps},
+        kernels=BLOCK_KERNEL,
+        eager=True,
+    ),
+    "static_graph": Implementation(
+        "C++ cell op LSTMBlockCell, unrolled into one graph",
+        _static,
+        lambda layers, steps: {"LSTMBlockCell": layers * steps},
+        not_ops=f"{CUDNN_OP}|{_NO_EAGER_CELLS}",
+        kernels=BLOCK_KERNEL,
+    ),
+    "block_fused": Implementation(
+        "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
+        _fused,
+        lambda layers, steps: {"BlockLSTMV2": layers},
+        kernels=BLOCK_KERNEL,
+    ),
+    "keras": Implementation(
+        "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
+        _keras,
+        lambda layers, steps: {f"loop:{MATMUL}": layers},
+        not_ops=LSTM_OP,
+    ),
+    "keras_cudnn_eager": Implementation(
+        "keras.layers.LSTM(use_cudnn=True), op by op (TF eager)",
+        _keras_cudnn,
+        lambda layers, steps: {"eager:CudnnRNNV3": layers},
+        not_ops=f"loop:{MATMUL}",
+        kernels=CUDNN_KERNEL,
+        not_kernels="",
+        eager=True,
+        needs_gpu=True,
+    ),
+    "keras_cudnn": Implementation(
+        "keras.layers.LSTM(use_cudnn=True), layer by layer: CuDNNLSTM today",
+        _keras_cudnn,
+        lambda layers, steps: {"CudnnRNNV3": layers},
+        not_ops=f"loop:{MATMUL}",
+        kernels=CUDNN_KERNEL,
+        not_kernels="",
+        needs_gpu=True,
+    ),
+}
+
+
+class FitImplementation(NamedTuple):
+    """A Keras model trained by `fit`, by name: how its LSTM layers and its compilation are chosen, and what must run."""
+
+    what: str
+    use_cudnn: bool | str
+    jit_compile: bool | str
+    needs_gpu: bool = False
+
+
+FIT_IMPLEMENTATIONS = {
+    "keras": FitImplementation("LSTM(use_cudnn=False), jit_compile=False: vanilla LSTM", False, False),
+    "keras_cudnn": FitImplementation("LSTM(use_cudnn=True): CuDNNLSTM today", True, False, needs_gpu=True),
+    "keras_xla": FitImplementation("LSTM(use_cudnn=False), jit_compile=True", False, True),
+    "keras_default": FitImplementation("LSTM(), nothing set: what a user gets", "auto", "auto"),
+}
+
+
+def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[str, object]:
+    """What has to be seen running in `fit`. Keras' "auto" is cuDNN on a GPU, and its while loop without XLA on a CPU."""
+    if made.use_cudnn is True or (made.use_cudnn == "auto" and device == "gpu"):
+        return {"ops": {"CudnnRNNV3": num_layers}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
+    if made.jit_compile is True:
+        return {"ops": {"xla": 1}, "not_ops": CUDNN_OP, "not_kernels": CUDNN_KERNEL}
+    return {"ops": {f"loop:{MATMUL}": num_layers}, "not_ops": f"{CUDNN_OP}|xla", "not_kernels": CUDNN_KERNEL}
+
+
+def evidence(made: Implementation, num_layers: int, time_steps: int) -> dict[str, object]:
+    """What has to be seen running: the arguments of harness.proof.Kernel."""
+    return {
+        "ops": dict(made.ops(num_layers, time_steps)),
+        "not_ops": made.not_ops,
+        "kernels": made.kernels,
+        "not_kernels": made.not_kernels,
+    }
+
+
+def language_model_flops(tokens: int, vocabulary: int, embedding: int, units: int, num_layers: int) -> int:
+    """Floating-point operations of the matrix products of one forward pass; a training step takes three times as many."""
+    inputs = [embedding] + [units] * (num_layers - 1)
+    per_token = sum(2 * (i + units) * 4 * units for i in inputs) + 2 * units * vocabulary
+    return tokens * per_token
+
+
+def classifier_flops(
+    sequences: int,
+    time_steps: int,
+    input_size: int,
+    units: int,
+    num_layers: int,
+    dense: tuple[int, ...],
+    directions: int = 1,
+) -> int:
+    """The same for a classifier; `dense` are the widths of its dense layers, the classes last."""
+    inputs = [input_size] + [directions * units] * (num_layers - 1)
+    per_step = directions * sum(2 * (i + units) * 4 * units for i in inputs)
+    widths = [directions * units, *dense]
+    return sequences * (time_steps * per_step + sum(2 * a * b for a, b in pairwise(widths)))

@@ -1,0 +1,225 @@
+"""The Keras classifier: its dropout, its compilation, and the trial that the proof puts through `fit`."""
+
+import keras
+import numpy as np
+import pytest
+
+from harness.proof import Kernel, Proof
+from models import expected, reference_networks, stacks, weights
+from models.classifier import (
+    ClassifierTrial,
+    Dropout,
+    build_classifier,
+    dense_layers,
+    lstm_layers,
+    set_weights,
+    to_canonical,
+)
+from tests import cases
+
+TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 5, 4, 6, 2, (8,), 3, 7
+INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
+LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
+ROWS = [name for name, made in stacks.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
+
+
+def error(a, b):
+    return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
+
+
+def shapes(bidirectional=False):
+    return weights.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES, bidirectional)
+
+
+def model_of(bidirectional=False, **options):
+    settings = dict(dense_units=DENSE, use_cudnn=False, jit_compile=False, optimizer=keras.optimizers.Adam(1e-2))
+    return build_classifier((TIME, FEATURES), UNITS, LAYERS, CLASSES, bidirectional=bidirectional, **settings | options)
+
+
+def trial_of(bidirectional=False, **options):
+    start = weights.large_random(shapes(bidirectional), seed=3)
+    return ClassifierTrial(model_of(bidirectional, **options), start, INPUTS, LABELS, BATCH)
+
+
+def reference_of(bidirectional=False):
+    start = weights.large_random(shapes(bidirectional), seed=3)
+    states = weights.zero_states(LAYERS, BATCH, UNITS, bidirectional)
+    batches = [(INPUTS[k : k + BATCH], LABELS[k : k + BATCH]) for k in range(0, len(INPUTS), BATCH)]
+    return expected.classifier(reference_networks.Adam(1e-2), start, states, batches)
+
+
+def assert_same(given, wanted):
+    assert set(given) == set(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(given[name], array, err_msg=name)
+
+
+# --- the proof ----------------------------------------------------------------------------------------------------------
+
+
+KERNELS = {row: Kernel(**stacks.fit_evidence(stacks.FIT_IMPLEMENTATIONS[row], cases.LAYERS, "cpu")) for row in ROWS}
+ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
+
+
+@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16")])
+def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runtime):
+    trial = cases.classifier(row, precision)
+    proof = cases.prove_fit(trial, precision, KERNELS[row], tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+    trial.restore()
+    for label in {"fp32", "tf32", "fp16"} - {precision}:
+        proof = Proof(label)
+        proof.outputs(trial.outputs(), cases.classifier_reference()["outputs"])
+        assert "precision" in proof.failures
+    profile = tensorflow_runtime.profile(lambda: trial.train_steps(1))
+    accepted = set()
+    for named, kernel in KERNELS.items():
+        proof = Proof(precision)
+        proof.what_ran(profile, kernel, "cpu")
+        accepted |= set() if proof.failures else {named}
+    assert accepted == ALIKE.get(row, {row})
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_trial_follows_the_reference_where_the_proof_looks(bidirectional):
+    trial, reference = trial_of(bidirectional), reference_of(bidirectional)
+    trial.restore()
+    start = trial.weights()
+    outputs = trial.outputs()
+    assert error(outputs["logits"], reference["outputs"]["logits"]) < 2e-6
+    assert error(outputs["loss"], reference["outputs"]["loss"]) < 1e-6
+    assert error(trial.train_steps(1), reference["losses"][:1]) < 1e-6
+    gradients = trial.first_gradients()
+    assert set(gradients) == set(reference["gradients"]) == set(start)
+    for name, gradient in reference["gradients"].items():
+        assert error(gradients[name], gradient) < 5e-6, name
+    trial.restore()
+    assert error(trial.train_steps(3), np.mean(reference["losses"][:3])) < 1e-6
+    for name, change in reference["updates"].items():
+        assert error(trial.weights()[name] - start[name], change) < 1e-3, name
+
+
+def test_restore_is_exact_and_load_makes_other_weights_the_start():
+    trial = trial_of(lstm_dropout=(0.5, 0.5), dense_dropout=0.5)
+    trial.restore()
+    assert_same(trial.weights(), weights.large_random(shapes(), seed=3))
+    losses = trial.train_steps(3)
+    assert trial.optimizer.iterations.numpy() == 3
+    trial.restore()
+    assert trial.optimizer.iterations.numpy() == 0
+    assert not any(moment.numpy().any() for moment in trial.optimizer._momentums)
+    np.testing.assert_allclose(trial.train_steps(3), losses, rtol=1e-6)  # a GPU may sum in another order
+    others = weights.keras_default(shapes(), seed=4)
+    trial.load(others)
+    assert_same(trial.weights(), others)
+    trial.train_steps(1)
+    trial.restore()
+    assert_same(trial.weights(), others)
+
+
+def test_proof_trains_without_dropout_and_puts_the_rates_back_without_a_new_graph():
+    dropping, plain = trial_of(lstm_dropout=(0.5, 0.4), dense_dropout=0.3), trial_of()
+    for trial in (dropping, plain):
+        trial.restore()
+    np.testing.assert_allclose(dropping.train_steps(3), plain.train_steps(3), rtol=1e-6)
+    assert [round(float(layer.rate.numpy()), 6) for layer in dropping.dropouts] == [0.5, 0.4, 0.3]
+    function = dropping.model.train_function
+    dropping.restore()
+    fitted = dropping.model.fit(INPUTS, LABELS, batch_size=BATCH, shuffle=False, verbose=0).history["loss"]
+    plain.restore()
+    assert error(fitted, plain.train_steps(4)) > 1e-3
+    assert dropping.model.train_function is function
+
+
+# --- the model ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_weights_come_back_bit_by_bit(bidirectional):
+    model = model_of(bidirectional, lstm_dropout=(0.1, 0.1), dense_dropout=0.1)
+    given = weights.large_random(shapes(bidirectional), seed=5)
+    set_weights(model, given)
+    assert_same(to_canonical(model, {v.path: v.numpy() for v in model.trainable_variables}), given)
+    assert len(lstm_layers(model)) == LAYERS and len(dense_layers(model)) == len(DENSE) + 1
+    assert model.count_params() - sum(array.size for array in given.values()) == 3  # the rates
+
+
+def test_dropout_stands_behind_the_layers_it_was_asked_for():
+    kinds = [type(layer).__name__ for layer in model_of(lstm_dropout=(0.2, 0.0), dense_dropout=0.1).layers]
+    assert kinds == ["LSTM", "Dropout", "LSTM", "Dense", "Dropout", "Dense"]
+
+
+@pytest.mark.parametrize("use_cudnn", [True, False, "auto"])
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_choices_of_cudnn_and_xla_reach_keras(use_cudnn, jit_compile):
+    model = model_of(use_cudnn=use_cudnn, jit_compile=jit_compile)
+    assert model.jit_compile is jit_compile
+    assert all(layer.use_cudnn == use_cudnn for layer in lstm_layers(model))
+
+
+def test_cudnn_that_cannot_be_had_is_an_error_and_no_fallback(tensorflow_runtime):
+    trial = trial_of(use_cudnn=True)
+    with pytest.raises(Exception, match=r"(?i)cudnn"):
+        trial.train_steps(1)
+
+
+def test_loss_scale_of_float16_is_static():
+    trial = trial_of(precision="fp16", loss_scale=256.0)
+    optimizer = trial.model.optimizer
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    assert trial.optimizer is optimizer.inner_optimizer
+    trial.restore()
+    for _ in range(3):
+        trial.train_steps(4)
+        assert optimizer.dynamic_scale.numpy() == 256.0
+    assert trial.optimizer.iterations.numpy() == 12  # no step was skipped
+    assert {v.dtype for v in trial.model.trainable_variables} == {"float32"}
+    assert trial.outputs()["logits"].dtype == np.float32
+
+
+# --- dropout ------------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_the_mean_and_drops_by_its_rate():
+    dropped = np.asarray(Dropout(0.25, seed=1)(np.ones((200, 500), "float32"), training=True))
+    assert set(np.unique(dropped.round(5))) == {np.float32(0.0), np.float32(1 / 0.75).round(5)}
+    assert abs(np.mean(dropped == 0) - 0.25) < 0.007  # five standard deviations of 100,000 draws
+    assert abs(dropped.mean() - 1) < 0.01
+
+
+def test_dropout_of_rate_0_and_outside_training_is_the_identity():
+    x = np.random.default_rng(1).normal(size=(50, 60)).astype("float32")
+    layer = Dropout(0.5, seed=1)
+    np.testing.assert_array_equal(layer(x, training=False), x)
+    assert (np.asarray(layer(x, training=True)) != x).any()
+    layer.rate.assign(0.0)
+    np.testing.assert_array_equal(layer(x, training=True), x)
+    assert not layer.trainable_variables
+
+
+def test_dropout_draws_a_new_mask_at_every_call_and_the_same_ones_from_the_same_seed():
+    x = np.ones((40, 50), "float32")
+    first, second = (Dropout(0.5, seed=seed) for seed in (1, 1))
+    masks = [np.asarray(first(x, training=True)) for _ in range(2)]
+    assert (masks[0] != masks[1]).any()
+    for mask in masks:
+        np.testing.assert_array_equal(second(x, training=True), mask)
+
+
+def test_dropout_keeps_its_dtype_under_float16():
+    layer = Dropout(0.5, seed=1, dtype="mixed_float16")
+    dropped = np.asarray(layer(np.ones((40, 50), "float32"), training=True))
+    assert dropped.dtype == np.float16 and set(np.unique(dropped)) == {0.0, 2.0}
+    assert layer.rate.dtype == "float32"
+
+
+def test_model_with_dropout_comes_back_from_a_file(tmp_path):
+    model = model_of(lstm_dropout=(0.2,), dense_dropout=0.3)
+    set_weights(model, weights.large_random(shapes(), seed=3))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    np.testing.assert_array_equal(loaded.predict_on_batch(INPUTS), model.predict_on_batch(INPUTS))
+    rates = [(layer.initial_rate, layer.seed, float(layer.rate.numpy())) for layer in loaded.layers
+             if isinstance(layer, Dropout)]  # fmt: skip
+    assert [(rate, seed) for rate, seed, _ in rates] == [(0.2, 0), (0.3, LAYERS)]
+    assert all(value == np.float32(rate) for rate, _, value in rates)

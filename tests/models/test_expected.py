@@ -1,0 +1,88 @@
+"""What a proof is held against: the reference's trajectory under the names that harness/proof.py reads."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from harness.proof import CURVE_STEPS, UPDATE_STEPS
+from models import expected, reference_networks, weights
+
+VOCABULARY, EMBEDDING, UNITS, LAYERS, BATCH, TIME, CLASSES = 11, 4, 5, 2, 3, 6, 3
+WEIGHTS = weights.large_random(weights.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS), seed=1)
+STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+BATCHES = [tuple(pair) for pair in np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))]
+CLIP_NORM = 0.1
+
+
+@functools.cache
+def language_model(ptb: bool) -> dict:
+    reduction, optimizer = ("mean", reference_networks.Adam(1e-2))
+    if ptb:
+        reduction, optimizer = "sum_over_time", reference_networks.SGD(0.5, clip_norm=CLIP_NORM)
+    return expected.language_model(reduction, optimizer, WEIGHTS, STATES, BATCHES, carry_states=ptb)
+
+
+def test_as_many_steps_as_the_proof_asks_for():
+    assert expected.STEPS >= CURVE_STEPS >= UPDATE_STEPS == 3
+
+
+@pytest.mark.parametrize("ptb", [False, True])
+def test_language_model_has_all_that_the_proof_compares(ptb):
+    found = language_model(ptb)
+    assert set(found) == {"outputs", "forward_losses", "losses", "gradients", "updates"}
+    outputs = {name: np.shape(array) for name, array in found["outputs"].items()}
+    shown = (expected.SHOWN, TIME, VOCABULARY)
+    assert outputs == {"loss": (), "hidden": (BATCH, TIME, UNITS), "logits": shown}
+    for part in ("gradients", "updates"):
+        assert {name: array.shape for name, array in found[part].items()} == {n: a.shape for n, a in WEIGHTS.items()}
+        assert all(array.any() and array.dtype == np.float64 for array in found[part].values())
+    assert found["losses"].shape == found["forward_losses"].shape == (expected.STEPS,)
+    assert found["losses"][0] == found["forward_losses"][0] == found["outputs"]["loss"]
+    assert (found["losses"][1:] != found["forward_losses"][1:]).all()  # the weights have moved
+    network = reference_networks.LanguageModel("sum_over_time" if ptb else "mean")
+    last = network.forward(WEIGHTS, *BATCHES[(expected.STEPS - 1) % len(BATCHES)], STATES)
+    assert found["forward_losses"][-1] == last.loss  # states are not carried between forward passes
+
+
+def test_gradients_are_those_after_clipping():
+    raw = reference_networks.LanguageModel("sum_over_time").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    norm = np.sqrt(sum(np.square(gradient).sum() for gradient in raw.values()))
+    assert norm > CLIP_NORM
+    for name, gradient in language_model(ptb=True)["gradients"].items():
+        np.testing.assert_allclose(gradient, raw[name] * CLIP_NORM / norm, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_classifier_has_all_that_the_proof_compares(bidirectional):
+    start = weights.large_random(
+        weights.classifier_shapes(EMBEDDING, UNITS, LAYERS, (7,), CLASSES, bidirectional), seed=1
+    )
+    rng = np.random.default_rng(6)
+    batches = [(rng.uniform(-1, 1, (BATCH, TIME, EMBEDDING)), rng.integers(0, CLASSES, BATCH)) for _ in range(2)]
+    states = weights.zero_states(LAYERS, BATCH, UNITS, bidirectional)
+    found = expected.classifier(reference_networks.Adam(1e-2), start, states, batches)
+    assert set(found) == {"outputs", "losses", "gradients", "updates"}
+    assert set(found["outputs"]) == {"loss", "logits"}
+    assert found["outputs"]["logits"].shape == (BATCH, CLASSES)
+    for part in ("gradients", "updates"):
+        assert {name: array.shape for name, array in found[part].items()} == {n: a.shape for n, a in start.items()}
+    assert found["losses"].shape == (expected.STEPS,) and found["losses"][0] == found["outputs"]["loss"]
+
+
+def test_updates_are_the_change_by_exactly_three_steps_of_the_optimizer():
+    network, adam = reference_networks.LanguageModel("mean"), reference_networks.Adam(1e-2)
+    current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
+    for batch in BATCHES[:3]:
+        adam.update(current, network.loss_and_gradients(current, *batch, STATES).gradients)
+    for name, change in language_model(ptb=False)["updates"].items():
+        np.testing.assert_array_equal(change, current[name] - WEIGHTS[name], err_msg=name)
+
+
+def test_reference_changes_nothing_that_it_was_given():
+    given = {name: array.copy() for name, array in WEIGHTS.items()}
+    states = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+    expected.language_model("mean", reference_networks.SGD(0.1), given, states, BATCHES, carry_states=True)
+    for name, array in WEIGHTS.items():
+        np.testing.assert_array_equal(given[name], array)
+    np.testing.assert_array_equal(np.array(states), np.array(STATES))
