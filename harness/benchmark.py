@@ -1,0 +1,311 @@
+"""What every script of benchmarks/ has in common: its command line, one child process per row, records and tables.
+
+    parent   reads the header, picks rows, never imports a framework (nor NumPy, before the tables are drawn)
+    child    `python SCRIPT --child JOB`: one task — load the data, compute the reference, measure the matmul, run a row
+
+Rows run in turn over several processes (A B C A B C …). A record is rewritten, whole, after each of its processes.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from harness import child, machine, options, processes, records, schema
+from harness.errors import UserError
+from harness.provenance import NOT_SETTINGS
+
+# Constants that change neither what is computed nor from which data: the reference stays the same.
+NOT_IN_REFERENCE = {
+    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS"),
+    *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
+    *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),
+}
+PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
+BUDGET_NOTE = "fewer processes: its time was up (ROW_BUDGET_S)"
+
+
+class Row(NamedTuple):
+    """One implementation in one way to execute it.
+
+    Attributes:
+        what: one line for the tables.
+        evidence: constants → the arguments of harness.proof.Kernel: what has to be seen running.
+        needs_gpu: skipped on a CPU.
+    """
+
+    what: str
+    evidence: Callable[[SimpleNamespace], Mapping[str, Any]]
+    needs_gpu: bool = False
+
+
+@dataclass
+class Benchmark:
+    """A benchmark script.
+
+    Attributes:
+        script, doc: its __file__ and __doc__.
+        rows: in the tables' order.
+        load: constants, harness.data.Located → the data set (any object with `facts`). In a child.
+        reference: constants, data → {"outputs", "losses", "gradients", "updates", …}, in float64. In a child, NumPy only.
+        run_row: row, constants, Measurement → {mode: part}. In a child.
+        layout: of the tables (harness/tables.py), less "rows".
+        modes: of the records of one row, by whether a flag was given: flags → modes.
+        protocol: constants → the published protocol's constants; a run that departs from it drops the published columns.
+        published: constants, row, mode, device → {column: figure}.
+    """
+
+    script: str
+    doc: str
+    rows: Mapping[str, Row]
+    load: Callable
+    reference: Callable
+    run_row: Callable
+    layout: dict
+    modes: Callable[[set[str]], Sequence[str]]
+    protocol: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    published: Callable[..., Mapping[str, Any]]
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return Path(self.script).stem
+
+
+def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
+    """Run the script. Exit status 0, 1 where a row failed, 2 for wrong input, 130 after Ctrl-C."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == [processes.CHILD_FLAG]:
+        return child.run(benchmark, argv[1])
+    try:
+        return _Parent(benchmark, argv).run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
+        return 130
+
+
+class _Parent:
+    """Picks rows, starts their processes in turn, keeps their records, draws the tables."""
+
+    def __init__(self, benchmark: Benchmark, argv: Sequence[str]) -> None:
+        self.benchmark = benchmark
+        self.header = options.read_header(benchmark.script)
+        self.options = options.parse(self.header, argv, benchmark.flags)
+        self.flags = self.options.flags
+        if {"help", "list"} & self.flags:
+            return
+        self.device = self.options.device or ("gpu" if machine.gpu_count() else "cpu")
+        self.preset = self.options.preset or ("full" if self.device == "gpu" else "quick")
+        self.constants = self._resolve()
+        self.rows = options.rows(self.constants["ROWS"], benchmark.rows)
+        self.modes = benchmark.modes(self.flags)
+
+    def _resolve(self) -> dict[str, Any]:
+        constants = options.resolve(self.header, self.options, self.preset)
+        self.echo = options.echo(constants, self.header, self.preset)  # before the device decides on the precision
+        constants["PRECISION"] = constants["PRECISION"] or ("tf32" if self.device == "gpu" else "fp32")
+        if constants["PRECISION"] == "tf32" and self.device == "cpu":
+            raise UserError("--precision=tf32: a CPU has no TensorFloat-32; expected fp32 or fp16 with --device=cpu")
+        return constants
+
+    def run(self) -> int:
+        if "help" in self.flags:
+            print(options.help_text(self.header, self.benchmark.doc, self.benchmark.flags))
+            return 0
+        if "list" in self.flags:
+            width = max(map(len, self.benchmark.rows))
+            for name, row in self.benchmark.rows.items():
+                print(f"{name:{width}}  {row.what}{' (needs an NVIDIA GPU)' if row.needs_gpu else ''}")
+            return 0
+        if self.echo:
+            print(self.echo)
+        out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
+        with records.open_run(out) as run:
+            self.out = run.path
+            self._write_layout()
+            self._run_rows()
+            return self._draw()
+
+    def _write_layout(self) -> None:
+        rows = {name: row.what for name, row in self.benchmark.rows.items()}
+        layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
+        records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
+
+    def _run_rows(self) -> None:
+        from tqdm import tqdm
+
+        self._data()  # found, fetched or refused before any row starts
+        wanted = [row for row in self.rows if not self._settled(row)]
+        rounds = self.constants["PROCESSES"] if "fit" not in self.modes else 1
+        spent = dict.fromkeys(wanted, 0.0)
+        done = {row: self._processes_done(row) for row in wanted}
+        label = f"{self.benchmark.name} {self.constants['CONFIG']}"
+        with tqdm(
+            total=len(wanted) * rounds, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
+        ) as bar:
+            for process in range(rounds):
+                for number, row in enumerate(wanted, 1):
+                    if process < done[row] or spent[row] is None:
+                        continue
+                    bar.set_description(f"{label}: {row} ({number}/{len(wanted)} rows, process {process + 1}/{rounds})")
+                    outcome = self._run_process(row, process)
+                    spent[row] += outcome.seconds
+                    bar.update()
+                    over = spent[row] > (self.constants.get("ROW_BUDGET_S") or float("inf"))
+                    if not self._keep(row, outcome, process, last=over and process + 1 < rounds):
+                        bar.update(rounds - process - 1)
+                        spent[row] = None
+
+    def _settled(self, row: str) -> bool:
+        """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
+        if reason := self._cannot_run(row):
+            for mode in self.modes:
+                records.write_record(self.out, self._new_record(row, mode, status="skipped", reason=reason))
+            return True
+        earlier = self._earlier(row)
+        if not earlier:
+            return False
+        rounds = self.constants["PROCESSES"] if "fit" not in self.modes else 1
+        return all(len(record["blocks_ms"]) >= rounds or BUDGET_NOTE in record["notes"] for record in earlier)
+
+    def _cannot_run(self, row: str) -> str:
+        if self.benchmark.rows[row].needs_gpu and self.device == "cpu":
+            return "needs an NVIDIA GPU"
+        if self.device == "gpu" and not machine.gpu_count():
+            return "no NVIDIA GPU found"
+        return ""
+
+    def _earlier(self, row: str) -> list[dict]:
+        """With --resume: this row's earlier records, all "ok", of the same constants, data, code and machine; else []."""
+        found = []
+        for mode in self.modes if "resume" in self.flags else ():
+            path = records.path_of(self.out, self._new_record(row, mode))
+            record = records.read_record(path) if path.exists() else None
+            if not record or record["status"] != "ok" or not self._is_comparable(record):
+                return []
+            found.append(record)
+        return found
+
+    def _is_comparable(self, record: Mapping) -> bool:
+        now = json.loads(json.dumps(self.constants))
+        same = all(record["config"].get(name) == now[name] for name in now if name not in NOT_SETTINGS)
+        earlier = record["environment"]
+        code = machine.commit()["commit"]
+        here = {
+            "commit": code,
+            "packages": machine.packages(),
+            "gpu": machine.gpu_name() if self.device == "gpu" else None,
+        }
+        if any(earlier.get(key) != value for key, value in here.items()):
+            return False  # other code, packages or machine: its blocks must not stand beside today's in one row
+        return same and earlier.get("data", {}).get("sha256") == self._data()["sha256"]
+
+    def _processes_done(self, row: str) -> int:
+        return min((len(record["blocks_ms"]) for record in self._earlier(row)), default=0)
+
+    def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
+        protocol = self.benchmark.protocol(self.constants)
+        departs = options.departs_from_protocol(self.constants, protocol)
+        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"]
+        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, fp16 does not.
+        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] == "fp16"
+        published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)
+        return schema.new_record(
+            notes=notes if departs else [],
+            benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
+            config=json.loads(json.dumps(self.constants)), published=dict(published), **rest,
+        )  # fmt: skip
+
+    def _run_process(self, row: str, process: int) -> processes.Outcome:
+        data = self._data()
+        reference = self._reference_path(data)
+        if not reference.exists():
+            outcome = self._task("reference", data=data, path=str(reference))
+            if not reference.exists():
+                reason = (outcome.result or {}).get("error") or outcome.reason
+                return outcome._replace(result=None, reason=f"the float64 reference: {reason}")
+        return self._task(
+            "row", row=row, process=process, data=data, reference=str(reference), protocol=self.constants,
+            matmul_flops=self._matmul(),
+        )  # fmt: skip
+
+    def _data(self) -> dict:
+        """Have the data sets found, or fetched, once; {"facts", "embedded": why the embedded ones serve, or ""}."""
+        if not hasattr(self, "_data_found"):
+            outcome = self._task("data", data={"option": self.options.data, "embedded": ""}, log="data")
+            if outcome.result is None or outcome.result.get("error"):
+                raise UserError(
+                    (outcome.result or {}).get("error") or f"the data could not be loaded: {outcome.reason}"
+                )
+            facts = outcome.result["facts"]
+            embedded = facts.get("reason", "") if facts.get("source") == "embedded" else ""
+            self._data_found = {"option": self.options.data, "embedded": embedded, "sha256": facts.get("sha256")}
+        return self._data_found
+
+    def _reference_path(self, data: Mapping) -> Path:
+        """One reference per config and data: `<out>/references/<benchmark>.<hash of both>.npz`."""
+        computed = {name: value for name, value in self.constants.items() if name not in NOT_IN_REFERENCE}
+        content = json.dumps([computed, data["sha256"], data["embedded"]], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()
+
+    def _matmul(self) -> float | None:
+        """FLOP/s of a large matmul on this device at this precision, measured once per run (matmul.json)."""
+        if not hasattr(self, "_matmul_found"):
+            path, key = self.out / "matmul.json", f"{self.device}.{self.constants['PRECISION']}"
+            known = records.read_json(path) if path.exists() else {}
+            if not known.get(key):
+                known[key] = (self._task("matmul").result or {}).get("flops")
+                records.write_json(path, known)
+            self._matmul_found = known[key]
+        return self._matmul_found
+
+    def _task(self, task: str, log: str = "", **job: Any) -> processes.Outcome:
+        record = {"benchmark": self.benchmark.name, "config": self.constants["CONFIG"], "row": job.get("row", task)}
+        name = ".".join([*record.values(), self.device, self.constants["PRECISION"]])
+        # NVML counts GPUs by their place on the bus; so does CUDA, then.
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return processes.run_child(
+            Path(self.benchmark.script),
+            {"task": task, "constants": self.constants, "device": self.device, "precision": self.constants["PRECISION"],
+             "flags": sorted(self.flags), **job},
+            limit_s=self.constants["ROW_LIMIT_S"] if task == "row" else PREPARATION_LIMIT_S,
+            log=self.out / "logs" / f"{name}.log",
+            env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+        )  # fmt: skip
+
+    def _keep(self, row: str, outcome: processes.Outcome, process: int, last: bool) -> bool:
+        """Merge a process's result into the row's records, which the first one begins anew; whether the row goes on."""
+        going_on = not last
+        for mode in self.modes:
+            path = records.path_of(self.out, self._new_record(row, mode))
+            record = records.read_record(path) if process else self._new_record(row, mode)
+            part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason}
+            if last:
+                part["notes"] = [*part.get("notes", []), BUDGET_NOTE]
+            record = schema.merge_process(record, part)
+            records.write_record(self.out, record)
+            going_on &= record["status"] == "ok"
+        return going_on
+
+    def _draw(self) -> int:
+        from harness import tables
+
+        written, problems = tables.render(self.out)
+        for problem in problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        names = {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}
+        found, _ = records.read_run(self.out)
+        failed = [r for r in found if r["status"] == "failed" and records.record_name(r) in names]
+        for record in failed:
+            print(f"failed: {records.record_name(record)}: {record['reason']}", file=sys.stderr)
+        print("\n".join(str(path) for path in written if path.name == f"{self.benchmark.name}.md"))
+        return 1 if failed else 0

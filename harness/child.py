@@ -1,0 +1,63 @@
+"""What a script does as a child of its own parent: one task, in a process of its own, with its result in a file."""
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from harness import machine, processes
+from harness.errors import UserError
+
+MATMUL = {"gpu": (8192, 10), "cpu": (2048, 3)}  # size and repeats of the plain product that shares are taken of
+
+
+def run(benchmark: Any, job_path: str) -> int:
+    """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.benchmark.Benchmark."""
+    job = processes.read_job(job_path)
+    constants = SimpleNamespace(**job["constants"], FLAGS=set(job["flags"]), DEVICE=job["device"])
+    try:
+        result = _do(benchmark, job, constants)
+    except UserError as error:
+        result = _failure(job, benchmark, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        result = _failure(job, benchmark, _one_line(error))
+    processes.write_result(job, result)
+    return 0
+
+
+def _failure(job: Mapping, benchmark: Any, reason: str) -> dict:
+    if job["task"] != "row":
+        return {"error": reason}
+    return {mode: {"status": "failed", "reason": reason} for mode in benchmark.modes(set(job["flags"]))}
+
+
+def _one_line(error: Exception) -> str:
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if kind in ("ResourceExhaustedError", "MemoryError"):
+        return f"out of memory: {text[:200]}; try a smaller --batch-size"
+    return f"{kind}: {text[:300]}" if text else kind
+
+
+def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> dict:
+    if job["task"] == "matmul":
+        from harness.measurement import matmul_flops
+        from harness.tensorflow_runtime import TensorFlowRuntime
+
+        runtime = TensorFlowRuntime(job["device"], job["precision"], machine.physical_cores())
+        return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}
+    from harness import data as data_sets
+
+    embedded = job["data"]["embedded"]
+    located = data_sets.Located(None, embedded, "") if embedded else data_sets.locate(job["data"]["option"])
+    data = benchmark.load(constants, located)
+    if job["task"] == "data":
+        return {"facts": data.facts}
+    from harness.measurement import Measurement, save_reference
+
+    if job["task"] == "reference":
+        save_reference(Path(job["path"]), benchmark.reference(constants, data))
+        return {}
+    measurement = Measurement(job, data, benchmark.rows[job["row"]].evidence(constants))
+    return benchmark.run_row(job["row"], constants, measurement)

@@ -1,0 +1,122 @@
+"""The one place that reads the clock.
+
+Seed protocol: 60 batches, the first 10 are warm-up, 50 are timed; the clock stops after a device sync. A block is 50 batches, or
+the multiple of 50 that fills MIN_BLOCK_S; where one batch takes over SLOW_BATCH_S, a block is SLOW_BLOCK batches.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+SLOW_BATCH_S = 0.1
+SLOW_BLOCK = 5  # batches per block where one batch takes over SLOW_BATCH_S
+PROBE = 3  # batches timed after the warm-up to choose the size of a block
+
+
+class Blocks(NamedTuple):
+    """Timed blocks: ms per batch of each block, batches per block, and every step's loss (as the step returned it)."""
+
+    ms: list[float]
+    batches_per_block: int
+    losses: list[list[Any]]
+
+
+def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
+    """(seconds, result) of one call that begins and ends with an idle device."""
+    sync()
+    start = time.perf_counter()
+    result = function()
+    sync()
+    return time.perf_counter() - start, result
+
+
+def time_blocks(
+    step: Callable[[Any], Any],
+    batches: Sequence[Any],
+    *,
+    sync: Callable[[], None],
+    restore: Callable[[], None],
+    warmup_batches: int,
+    timed_batches: int,
+    blocks: int,
+    min_block_s: float,
+) -> Blocks:
+    """Time `blocks` blocks of `step(batch)`, rotating among `batches`, which lie on the device already.
+
+    Args:
+        step: one batch's work; returns its loss as a device scalar, which is kept and never read inside a block.
+        sync: returns once the device is idle. Called before the clock starts and before it stops, never in between.
+        restore: puts weights, optimizer and states back to where the proof began, so that every block walks the
+            same trajectory and its losses can be held against the reference's. Called outside the timed region.
+    """
+    restore()
+    for k in range(warmup_batches):
+        step(batches[k % len(batches)])
+    probe_s, _ = seconds_of(lambda: [step(batches[k % len(batches)]) for k in range(PROBE)], sync)
+    size = block_size(probe_s / PROBE, timed_batches, min_block_s)
+    order = [batches[k % len(batches)] for k in range(size)]
+    ms, losses = [], []
+    for _ in range(blocks):
+        restore()
+        sync()
+        start = time.perf_counter()
+        block_losses = [step(batch) for batch in order]
+        sync()
+        ms.append(1e3 * (time.perf_counter() - start) / size)
+        losses.append(block_losses)
+    return Blocks(ms, size, losses)
+
+
+def block_size(batch_s: float, timed_batches: int, min_block_s: float) -> int:
+    """Batches in a block, from the seconds that one batch takes."""
+    if batch_s > SLOW_BATCH_S:
+        return min(SLOW_BLOCK, timed_batches)
+    blocks_to_fill = min_block_s / max(batch_s * timed_batches, 1e-9)
+    return timed_batches * max(1, -int(-blocks_to_fill // 1))
+
+
+def run_for(seconds: float, step: Callable[[Any], Any], batches: Sequence[Any], sync: Callable[[], None]) -> int:
+    """Keep the device busy for about `seconds`; returns the number of batches. Nothing is timed."""
+    end = time.perf_counter() + seconds
+    done = 0
+    while time.perf_counter() < end:
+        for batch in batches:
+            step(batch)
+        sync()  # bounds the queue of launched work
+        done += len(batches)
+    return done
+
+
+class EpochClock:
+    """Seconds of each part of a Keras `fit`: training and validation per epoch, and the whole.
+
+    Keras reads its metrics at the end of an epoch's training part, so the device is idle at each of these instants.
+    """
+
+    def __init__(self) -> None:
+        self.train_s: list[float] = []
+        self.validation_s: list[float] = []
+        self._epoch_start = self._validation_start = 0.0
+
+    def callback(self):
+        """A keras.callbacks.Callback that feeds this clock: four readings per epoch, none per step."""
+        import keras
+
+        clock, now = self, time.perf_counter
+
+        class Feed(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                clock._epoch_start = now()
+
+            def on_test_begin(self, logs=None):
+                clock._validation_start = now()
+                clock.train_s.append(clock._validation_start - clock._epoch_start)
+
+            def on_test_end(self, logs=None):
+                clock.validation_s.append(now() - clock._validation_start)
+
+            def on_epoch_end(self, epoch, logs=None):
+                if len(clock.train_s) <= epoch:  # a fit without validation data
+                    clock.train_s.append(now() - clock._epoch_start)
+
+        return Feed()

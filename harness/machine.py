@@ -1,0 +1,191 @@
+"""What machine this is: processor, GPU, driver, clocks. From nvidia-ml-py, psutil and py-cpuinfo; no framework."""
+
+import contextlib
+import datetime
+import functools
+import os
+import platform
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
+            "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
+HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
+SAMPLE_S = 0.1  # between two NVML samples
+# Throttle reasons that say that a clock was held down; idle and application settings do not count (nvml.h).
+THROTTLE_REASONS = {0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",
+                    0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator:
+    """The initialised pynvml module, or None where there is no NVIDIA driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # ImportError, or any of pynvml's own: no driver, no library, no permission
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that the driver shows and CUDA_VISIBLE_DEVICES does not hide; 0 without a driver. No framework."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with _nvml() as nvml:
+        count = nvml.nvmlDeviceGetCount() if nvml else 0
+    return (
+        count
+        if visible is None
+        else min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
+    )
+
+
+def _first_gpu(nvml):
+    """NVML's handle of the GPU that the frameworks see first: CUDA_VISIBLE_DEVICES may name it by number or by UUID."""
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if name.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def gpu_name() -> str | None:
+    """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
+    with _nvml() as nvml:
+        if not nvml or not gpu_count():
+            return None
+        return _text(nvml.nvmlDeviceGetName(_first_gpu(nvml)))
+
+
+def run_name(device: str, date: datetime.date | None = None) -> str:
+    """Default name of a run's folder, such as "nvidia-h200-20260131" or "cpu-2-core-20260131"."""
+    name = (gpu_name() if device == "gpu" else None) or f"cpu-{physical_cores()}-core"
+    date = date or datetime.date.today()
+    return f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{date:%Y%m%d}"
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use (an affinity mask or a container may allow fewer than there are)."""
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+@functools.lru_cache
+def facts(device: str) -> dict:
+    """The machine's part of a record's environment; the frameworks add theirs.
+
+    Reads /proc through py-cpuinfo, which takes about a second: once per process, never near a timed region.
+    """
+    import cpuinfo
+
+    found = {
+        "gpu": None,
+        "driver": None,
+        "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
+        "cores": physical_cores(),
+        "os": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "packages": packages(),
+        **commit(),
+    }
+    with _nvml() as nvml:
+        if nvml and device == "gpu":
+            found["gpu"] = _text(nvml.nvmlDeviceGetName(_first_gpu(nvml)))
+            found["driver"] = _text(nvml.nvmlSystemGetDriverVersion())
+    return found
+
+
+def packages() -> dict[str, str]:
+    """Versions of the packages that a run may depend on, of those installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def commit() -> dict:
+    """{"commit": hash, "dirty": whether tracked files outside results/ differ from it}.
+
+    In a copy without .git the hash is what LSTM_BENCH_COMMIT says, and nobody knows whether it is dirty: None.
+    """
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(PROJECT), *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": os.environ.get("LSTM_BENCH_COMMIT"), "dirty": None}
+
+
+def gpu_state() -> dict | None:
+    """Clocks (MHz), temperature (°C), power (W) and throttle reasons of the first GPU now; None without one."""
+    with _nvml() as nvml:
+        if not nvml or not gpu_count():
+            return None
+        gpu = _first_gpu(nvml)
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        return {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "sm_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "memory_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            "throttle_reasons": [name for bit, name in THROTTLE_REASONS.items() if reasons & bit],
+        }
+
+
+def gpu_memory_used() -> int | None:
+    """Bytes in use on the first GPU by this process as NVML sees them, or by all where it cannot tell processes apart."""
+    with _nvml() as nvml:
+        if not nvml or not gpu_count():
+            return None
+        gpu = _first_gpu(nvml)
+        own = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if p.pid == os.getpid()]
+        return int(own[0]) if own and own[0] else int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+
+
+class UtilisationSampler:
+    """Mean GPU utilisation in percent (NVML: share of the time in which a kernel ran) while the block runs."""
+
+    def __enter__(self) -> "UtilisationSampler":
+        self.percent: float | None = None
+        self._samples: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        with _nvml() as nvml:
+            if not nvml or not gpu_count():
+                return
+            gpu = _first_gpu(nvml)
+            while not self._stop.wait(SAMPLE_S):
+                self._samples.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5 + time.get_clock_info("monotonic").resolution)
+        late = self._samples[len(self._samples) // 2 :]  # NVML averages over up to a second: the first samples are old
+        self.percent = sum(late) / len(late) if late else None

@@ -1,0 +1,265 @@
+"""One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import clocks, machine
+from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
+from harness.tensorflow_runtime import TensorFlowRuntime
+
+UTILISATION_S = 2.0  # a timed block is too short for NVML
+LOSSES_KEPT = 100
+
+
+def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
+    """Write a reference whole or not at all: nested dicts of arrays, stored as float32 (rounding 6e-8, below every limit)."""
+    arrays = {}
+    for key, value in reference.items():
+        for name, array in value.items() if isinstance(value, Mapping) else [("", value)]:
+            array = np.asarray(array)
+            arrays[f"{key}|{name}"] = array.astype(np.float32) if array.size > CURVE_STEPS else array
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)
+    temporary.replace(path)
+
+
+def load_reference(path: Path) -> dict[str, Any]:
+    """What `save_reference` wrote."""
+    reference: dict[str, Any] = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for key in arrays.files:
+            head, name = key.split("|", 1)
+            if name:
+                reference.setdefault(head, {})[name] = arrays[key]
+            else:
+                reference[head] = arrays[key]
+    return reference
+
+
+class Measurement:
+    """What `run_row` of a benchmark is given: the configured framework, the data, the reference, and the way of one row.
+
+    Attributes:
+        data: what the benchmark's `load` returned.
+        reference: {"outputs": {name: array}, "losses": [n], "gradients": {…}, "updates": {…}, "forward_losses": [n]}.
+        device, precision: of this row.
+        process: number of this process among the row's, from 0.
+    """
+
+    def __init__(self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any]) -> None:
+        self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
+        self.data, self.kernel = data, Kernel(**evidence)
+        self._protocol = job["protocol"]
+        self._matmul_flops = job["matmul_flops"]
+        self.runtime = TensorFlowRuntime(self.device, self.precision, machine.physical_cores())
+        self.reference = load_reference(Path(job["reference"]))
+        self._clocks = [self._clock("start")]
+
+    def steps(self, trial: Any, modes: Mapping[str, int], items_per_batch: int, unit: str) -> dict[str, dict]:
+        """Prove and time a trial step by step.
+
+        Args:
+            trial: harness.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that lie on the device.
+            modes: "forward" and "train" → floating-point operations per batch.
+            items_per_batch, unit: what throughput counts, such as 128 and "sequences/s".
+
+        Returns:
+            one part per mode for harness.schema.merge_process; a part whose proof failed has no times.
+        """
+        parts = {}
+        for mode, flops in modes.items():
+            step = getattr(trial, mode)
+            trial.restore()
+            first_call_s, _ = clocks.seconds_of(lambda step=step: step(trial.batches[0]), self.runtime.sync)
+            proof = self._prove(trial, mode)
+            part = {"first_call_s": first_call_s, "flops_per_batch": flops}
+            if not proof.failures:
+                part |= self._time(trial, mode, step, proof)
+                part |= {"items_per_batch": items_per_batch, "unit": unit}
+                part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
+            parts[mode] = self._finish(part, proof)
+        return parts
+
+    def _prove(self, trial: Any, mode: str) -> Proof:
+        proof = Proof(self.precision)
+        trial.restore()
+        proof.outputs(trial.outputs(), self.reference["outputs"])
+        if mode == "train":
+            proof.training(trial, self.reference)
+        else:
+            proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
+        step = getattr(trial, mode)
+        proof.what_ran(self.runtime.profile(lambda: step(trial.batches[0])), self.kernel, self.device)
+        return proof
+
+    def _time(self, trial: Any, mode: str, step: Callable, proof: Proof) -> dict:
+        c = self._protocol
+        self.runtime.reset_memory_peak()
+        timed = clocks.time_blocks(
+            step,
+            trial.batches,
+            sync=self.runtime.sync,
+            restore=trial.restore,
+            warmup_batches=c["WARMUP_BATCHES"],
+            timed_batches=c["TIMED_BATCHES"],
+            blocks=c["BLOCKS"],
+            min_block_s=c["MIN_BLOCK_S"],
+        )
+        memory = self._memory()
+        losses = [np.array([np.asarray(loss) for loss in block]) for block in timed.losses]
+        curve = self.reference["losses" if mode == "train" else "forward_losses"]
+        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        notes = []
+        if timed.batches_per_block < c["TIMED_BATCHES"]:
+            notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
+        return {
+            "blocks_ms": timed.ms,
+            "losses": losses[0][:LOSSES_KEPT].tolist(),
+            "memory_peak_bytes": memory,
+            "gpu_utilisation": self._utilisation(
+                lambda: clocks.run_for(UTILISATION_S, step, trial.batches, self.runtime.sync)
+            ),
+            "notes": notes,
+        }
+
+    def fit(
+        self,
+        trial: Any,
+        train: Callable[[Any], Mapping[str, Any]],
+        train_on: Callable[[int], Any],
+        *,
+        batches_per_epoch: int,
+        batch_size: int,
+        flops: int,
+        unit: str,
+    ) -> dict[str, dict]:
+        """Prove a trial whose steps run inside `fit`, then run the whole training once.
+
+        Args:
+            trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, and its `traces`
+                counts how often the step was traced.
+            train: given a Keras callback that reads the clock, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
+            train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
+        """
+        first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1), self.runtime.sync)
+        proof = Proof(self.precision)
+        trial.restore()
+        proof.outputs(trial.outputs(), self.reference["outputs"])
+        proof.training(trial, self.reference)
+        proof.what_ran(self.runtime.profile(lambda: trial.train_steps(UPDATE_STEPS)), self.kernel, self.device)
+        part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
+        if not proof.failures:
+            self.runtime.reset_memory_peak()
+            clock = clocks.EpochClock()
+            proven = trial.traces
+            fit_s, result = clocks.seconds_of(lambda: train(clock.callback()), self.runtime.sync)
+            memory = self._memory()
+            if trial.traces != proven:
+                proof.failures["callable"] = (
+                    "the timed fit traced its step anew: it did not run the function that was proven"
+                )
+            if not np.isfinite(result["losses"]).all():
+                proof.failures["loss"] = "NaN or infinite loss in the training"
+            blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
+            part |= {
+                **result,
+                "fit_s": fit_s,
+                "epoch_s": clock.train_s,
+                "blocks_ms": blocks,
+                "items_per_batch": batch_size,
+                "unit": unit,
+                "memory_peak_bytes": memory,
+                "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
+                "share_of_matmul": self._share(flops, blocks),
+            }
+        return {"fit": self._finish(part, proof)}
+
+    def training(self, trial: Any, train: Callable[[Callable], Mapping[str, Any]]) -> dict[str, dict]:
+        """Prove a trial step by step, then run a whole training of its own once (perplexity).
+
+        Args:
+            train: given a function that times an epoch, `timed(function) -> (seconds, result)`, runs the training; returns
+                {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
+        """
+        first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+        proof = self._prove(trial, "train")
+        part: dict[str, Any] = {"first_call_s": first_call_s}
+        if not proof.failures:
+            self.runtime.reset_memory_peak()
+            fit_s, result = clocks.seconds_of(
+                lambda: train(lambda function: clocks.seconds_of(function, self.runtime.sync)), self.runtime.sync
+            )
+            result = dict(result)
+            batches = result.pop("batches_per_epoch")
+            if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
+                proof.failures["loss"] = "NaN or infinite loss in the training"
+            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": self._memory()}
+            part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
+        return {"fit": self._finish(part, proof)}
+
+    def _finish(self, part: dict, proof: Proof) -> dict:
+        part["proof"] = proof.record()
+        part["status"] = "failed" if proof.failures else "ok"
+        part["reason"] = part["proof"]["reason"]
+        part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
+        part["clocks"] = [clock for clock in (*self._clocks, self._clock("end")) if clock]
+        part["environment"] = {**machine.facts(self.device), **self.runtime.environment(), "data": self.data.facts}
+        if proof.failures:  # an unproven row has no figures
+            for key in (
+                "blocks_ms",
+                "items_per_batch",
+                "unit",
+                "fit_s",
+                "epoch_s",
+                "accuracy",
+                "perplexity",
+                "share_of_matmul",
+            ):
+                part.pop(key, None)
+        return part
+
+    def _clock(self, when: str) -> dict | None:
+        state = machine.gpu_state() if self.device == "gpu" else None
+        return state and {"process": self.process, "when": when, **state}
+
+    def _memory(self) -> dict | None:
+        if self.device != "gpu":
+            return None
+        return {"allocator": self.runtime.memory_peak(), "nvml": machine.gpu_memory_used()}
+
+    def _utilisation(self, work: Callable[[], Any]) -> float | None:
+        """Percent of the time in which a kernel ran, during `work` of about UTILISATION_S; in the first process only."""
+        if self.device != "gpu" or self.process:
+            return None
+        with machine.UtilisationSampler() as sampler:
+            work()
+        return sampler.percent
+
+    def _share(self, flops: int, blocks_ms: list[float]) -> float | None:
+        if not self._matmul_flops or not blocks_ms:
+            return None
+        return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def matmul_flops(runtime: TensorFlowRuntime, size: int, repeats: int) -> float:
+    """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
+
+    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16.
+    """
+    import tensorflow as tf
+
+    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
+
+    def products():
+        for _ in range(repeats):
+            tf.matmul(a, b)
+
+    seconds = min(clocks.seconds_of(products, runtime.sync)[0] for _ in range(4))
+    return 2.0 * math.pow(size, 3) * repeats / seconds

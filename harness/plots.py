@@ -1,0 +1,146 @@
+"""One picture per table: a horizontal bar per row, with the range of its blocks and the published figures beside it.
+
+matplotlib is imported inside `draw`. The same bars give the same bytes: no date, no version, no style of the user's.
+"""
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LOG_FROM = 20  # rows that differ by more than this factor are drawn on a log scale
+WIDTH = 9.0  # inches; with 100 dots per inch the picture fills a page of 900 pixels
+DPI = 150
+BAR, RANGE, GREY, INK = "#3b6ea5", "#16324f", "#8a8a8a", "#222222"
+MARKERS = "Ds^ov"  # one per published column, hollow
+
+
+class Bar(NamedTuple):
+    """One row: its figure with the range of its blocks, or the reason (`note`) why it has none."""
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    published: Sequence[tuple[str, float]] = ()  # (column's label, figure)
+
+
+def needs_log_scale(bars: Sequence[Bar]) -> bool:
+    """Whether the figures to be drawn differ by more than LOG_FROM."""
+    figures = _figures(bars)
+    return bool(figures) and min(figures) > 0 and max(figures) / min(figures) > LOG_FROM
+
+
+def _figures(bars: Sequence[Bar]) -> list[float]:
+    drawn = [bar.value for bar in bars if bar.value is not None]
+    return drawn + [figure for bar in bars for _, figure in bar.published]
+
+
+def _shown(text: str, width: int) -> str:
+    """One line of printable text, cut at width."""
+    text = "".join(character if character.isprintable() else " " for character in text)
+    return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
+
+
+def draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
+    """A PNG of horizontal bars in the order given, the first on top; `axis` is the quantity with its unit."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a reason in another script is still drawn
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"font.size": 10, "text.parse_math": False})  # a $ in a reason is a dollar sign
+        return _draw(title, axis, bars, caption)
+
+
+def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    labels = list(dict.fromkeys(label for bar in bars for label, _ in bar.published))
+    legend = 0.35 if labels else 0.0
+    height = 0.34 * len(bars) + 1.45 + legend  # inches
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    left = min(0.30, 0.03 + 0.0095 * max((len(bar.name) for bar in bars), default=0))  # of the width
+    bottom, top = 0.80 / height, 1 - (0.45 + legend) / height
+    axes = figure.add_axes((left, bottom, 0.95 - left, top - bottom))
+    _scale(axes, bars)
+    start = axes.get_xlim()[0]
+    for place, bar in enumerate(bars):
+        _draw_bar(axes, place, bar, start)
+        for label, published in bar.published:
+            marker = MARKERS[labels.index(label) % len(MARKERS)]
+            axes.plot(
+                published, place, marker, markersize=7, markerfacecolor="white", markeredgecolor="#b3541e", zorder=4
+            )
+    for index, label in enumerate(labels):
+        marker = MARKERS[index % len(MARKERS)]
+        axes.plot([], [], marker, markersize=7, markerfacecolor="white", markeredgecolor="#b3541e", label=label)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.tick_params(length=0, which="both", colors=INK)
+    axes.set_yticks(range(len(bars)), [_shown(bar.name, 28) for bar in bars])
+    for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        tick.set_color(INK if bar.value is not None else GREY)
+    axes.set_xlabel(f"{axis}, log scale" if axes.get_xscale() == "log" else axis, color=INK)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    figure.text(0.03, 1 - 0.10 / height, _shown(title, 92), fontsize=12, fontweight="bold", va="top", color=INK)
+    if labels:
+        anchor = (0.025, 1 - 0.36 / height)
+        figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=4, frameon=False, fontsize=9, handletextpad=0.3)
+    figure.text(0.03, 0.10 / height, _shown(caption, 150), fontsize=8, va="bottom", color="#666666")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _scale(axes, bars: Sequence[Bar]) -> None:
+    """Limits with room for the figure behind the longest bar."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    figures = _figures(bars)
+    ends = figures + [bar.high for bar in bars if bar.value is not None and bar.high is not None]
+    if not figures:
+        axes.set_xlim(0, 1)
+        axes.set_xticks([])
+    elif needs_log_scale(bars):
+        axes.set_xscale("log")
+        low = 10 ** math.floor(math.log10(min(figures) / 1.5))
+        axes.set_xlim(low, max(ends) * (max(ends) / low) ** 0.16)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(0, (max(ends) or 1) * 1.16)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _draw_bar(axes, place: int, bar: Bar, start: float) -> None:
+    """The bar from `start`, its whisker and its figure; or in grey why there is none."""
+    beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+    beside["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # keeps the grid's lines off the figures
+    if bar.value is None:
+        reach = max([figure for _, figure in bar.published], default=start)
+        note = _shown(bar.note, 84 if not bar.published else 50)
+        axes.annotate(
+            note, (reach, place), (9 if bar.published else 4, 0), fontsize=9, color=GREY, style="italic", **beside
+        )
+        return
+    axes.barh(place, bar.value - start, left=start, height=0.62, color=BAR, zorder=2)
+    if bar.low is not None and bar.high is not None:
+        errors = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
+        axes.errorbar(bar.value, place, xerr=errors, fmt="none", ecolor=RANGE, elinewidth=1.4, capsize=3.5, zorder=3)
+    reach = max(bar.value, bar.high or 0.0)
+
+    def across(value: float) -> float:  # 0 at the left end of the axis, 1 at the right
+        return axes.transAxes.inverted().transform(axes.transData.transform((value, place)))[0]
+
+    for published in sorted(figure for _, figure in bar.published):
+        if 0 <= across(published) - across(reach) < 0.11:  # the figure would lie under this marker
+            reach = published
+    figure = f"{bar.value:,.0f}" if bar.value >= 1000 else f"{bar.value:,.4g}"
+    axes.annotate(figure, (reach, place), (9, 0), fontsize=9, color=BAR, **beside)

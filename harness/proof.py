@@ -1,0 +1,235 @@
+"""The proof: the callable that is timed computes what the float64 reference does, in the precision and by the kernel it names.
+
+Per row and process, at benchmark size, in training mode with dropout 0, from large random weights, non-zero biases and
+states, on the same bytes:
+
+    outputs     of the forward pass, and the loss                             max|a − b| / max|b| per tensor
+    gradients   of the first step, as the row's own optimizer received them   max|a − b| / max|b| per tensor
+    update      of every weight by three steps of the row's own optimizer     ‖a − b‖₂ / ‖b‖₂ per tensor
+    losses      of the timed steps, block by block, against the reference's   |a − b| / |b| per step
+    kernel      what the profiler saw run
+
+The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
+the rounding of the precision its sign is noise, and one such element alone would fill the maximum norm. A layer that is
+left out of the update has an error of exactly 1 either way.
+
+A precision is proven from both sides. A row that computes better than the precision it names is not that row: tf32 must err
+by at least LIMITS' lower bound; fp16 outputs must lie on the float16 grid and the others' must not.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+UPDATE_STEPS = 3  # optimizer steps behind `update`
+CURVE_STEPS = 6  # reference losses; every timed block's first losses are held against them
+SPREAD_LIMIT = 0.05  # all blocks start from the same weights: how far their losses may lie apart at the same step
+DROPOUT_SPREAD_LIMIT = 0.7  # the same where every block draws its own dropout masks
+
+
+class Limit(NamedTuple):
+    """Largest error of each proof that a precision may show, and the least one on outputs that it must show."""
+
+    outputs: float
+    gradients: float
+    update: float
+    loss: float
+    outputs_at_least: float = 0.0
+
+
+# The largest error over all rows in results/ (outputs; gradients; update; loss), on an H200 and a CPU:
+#   fp32  6.2e-7; 1.3e-5; 1.0e-4; 9.4e-7
+#   tf32  2.1e-4 to 6.2e-4; 7.5e-4; 2.7e-3; 2.4e-5
+#   fp16  6.7e-4 to 1.9e-3; 1.8e-2; 0.23; 5.6e-5
+# Outputs and gradients of a precision lie above the limits of the next finer one. fp16 updates err most: small
+# gradients vanish, and Adam divides by them.
+LIMITS = {
+    "fp32": Limit(outputs=2e-5, gradients=2e-4, update=2e-3, loss=1e-5),
+    "tf32": Limit(outputs=5e-3, gradients=1e-2, update=5e-2, loss=5e-4, outputs_at_least=5e-5),
+    "fp16": Limit(outputs=1e-2, gradients=6e-2, update=0.5, loss=1e-3),
+}
+
+
+class Trial(Protocol):
+    """What a row has to show. `outputs` and `train_steps` run the very callables that are timed."""
+
+    def restore(self) -> None:
+        """Put weights, optimizer and states back to where the proof begins."""
+
+    def outputs(self) -> Mapping[str, np.ndarray]:
+        """Forward pass on the first batch: named arrays, "loss" among them."""
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of training on the batches 0 … count − 1 (fit reports one mean: then [1])."""
+
+    def first_gradients(self) -> Mapping[str, np.ndarray]:
+        """After exactly one step: the gradients that the optimizer received, under canonical names."""
+
+    def weights(self) -> Mapping[str, np.ndarray]:
+        """All weights now, under canonical names."""
+
+
+class Kernel(NamedTuple):
+    """What has to be seen running for a row to be what its name says.
+
+    `ops`: regular expression of an op → how often it has to be launched in one training step, at least. `not_ops`: an
+    expression that no op may match. `kernels`, `not_kernels`: the same for kernel names on a GPU.
+    Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
+    """
+
+    ops: Mapping[str, Any] = {}
+    not_ops: str = ""
+    kernels: str = ""
+    not_kernels: str = ""
+
+
+def max_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """max|a − b| / max|b|; infinite for another shape or a number that is not finite on either side."""
+    return _error(value, reference, lambda array: np.abs(array).max(initial=0.0))
+
+
+def norm_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """‖a − b‖₂ / ‖b‖₂; infinite for another shape or a number that is not finite on either side."""
+    return _error(value, reference, lambda array: np.sqrt(np.sum(np.square(array), dtype=np.float64)))
+
+
+def _error(value: np.ndarray, reference: np.ndarray, norm: Callable[[np.ndarray], float]) -> float:
+    value, reference = np.asarray(value), np.asarray(reference)
+    if value.shape != reference.shape or not (np.isfinite(value).all() and np.isfinite(reference).all()):
+        return np.inf
+    scale, difference = float(norm(reference)), float(norm(value - reference))
+    return difference / scale if scale else (np.inf if difference else 0.0)
+
+
+def worst(values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], error: Callable) -> tuple[float, str]:
+    """(largest error, its tensor's name) over the reference's tensors; a tensor that is missing counts as infinite."""
+    errors = {name: error(values[name], expected) if name in values else np.inf for name, expected in reference.items()}
+    name = max(errors, key=errors.get)
+    return errors[name], name
+
+
+def on_half_grid(array: np.ndarray) -> bool:
+    """Whether every value is a float16 number: the mark of outputs that were computed and stored in float16."""
+    return bool(np.array_equal(array, np.asarray(array, np.float16).astype(np.float32)))
+
+
+def count_of(pattern: str, ops: Mapping[str, float]) -> int:
+    """How often the ops that match a pattern ran."""
+    return int(sum(count for op, count in ops.items() if re.fullmatch(pattern, op)))
+
+
+def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> list[str]:
+    """What a row promises and the profile does not show; empty when all is there."""
+    ops, kernels = profile["ops"], profile["kernels"]
+    missing = [
+        f"op {pattern} ran {count_of(pattern, ops)} times, expected {at_least} or more"
+        for pattern, at_least in kernel.ops.items()
+        if count_of(pattern, ops) < at_least
+    ]
+    if device == "gpu" and not kernels:
+        missing.append("the profiler saw no kernel on the GPU: is CUPTI installed and allowed to this user?")
+    elif device == "gpu" and kernel.kernels and not any(re.search(kernel.kernels, name) for name in kernels):
+        missing.append(f"no kernel on the GPU matches {kernel.kernels}")
+    return missing
+
+
+class Proof:
+    """Collects one row's errors and failures. `record()` is what the record keeps."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision, self.limit = precision, LIMITS[precision]
+        self.errors: dict[str, float] = {}
+        self.failures: dict[str, str] = {}
+        self.kernel: dict[str, Any] = {}
+
+    def hold(self, proof: str, error: float, at: str, limit: float) -> None:
+        """Keep the worst error of `proof`, and fail it above its limit (a NaN is above every limit)."""
+        self.errors[proof] = max(error, self.errors.get(proof, 0.0))
+        if not error <= limit:
+            self.failures.setdefault(proof, f"error {error:.2g} in {at}, limit {limit:g}")
+
+    def outputs(self, outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> None:
+        """Outputs and loss of the forward pass, and the precision that they betray."""
+        tensors = {name: array for name, array in reference.items() if name != "loss"}
+        self.hold("outputs", *worst(outputs, tensors, max_error), self.limit.outputs)
+        self.hold("loss", max_error(outputs["loss"], reference["loss"]), "the forward pass", self.limit.loss)
+        for name in tensors:
+            if name not in outputs:
+                continue
+            error = max_error(outputs[name], tensors[name])
+            if error < self.limit.outputs_at_least:
+                least = self.limit.outputs_at_least
+                self.failures.setdefault(
+                    "precision", f"{name} errs by {error:.2g}, {self.precision} by {least:g} or more"
+                )
+            if on_half_grid(outputs[name]) != (self.precision == "fp16"):
+                which = "not all" if self.precision == "fp16" else "all"
+                self.failures.setdefault(
+                    "precision", f"{name} holds {which} float16 numbers, which is not {self.precision}"
+                )
+
+    def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
+        """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
+        trial.restore()
+        start = trial.weights()
+        trial.train_steps(1)
+        self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error), self.limit.gradients)
+        trial.restore()
+        losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
+        if losses.shape == (1,):  # the one mean that `fit` reports
+            curve = np.mean(curve[:UPDATE_STEPS], keepdims=True)
+        self.losses("the proof's steps", losses, curve)
+        updates = {name: array - start[name] for name, array in trial.weights().items()}
+        self.hold("update", *worst(updates, reference["updates"], norm_error), self.limit.update)
+        trial.restore()
+
+    def losses(self, where: str, losses: np.ndarray, reference: np.ndarray) -> None:
+        """Losses [n] against the reference's curve [m], as far as both go."""
+        losses = np.asarray(losses, np.float64)
+        if not len(losses):
+            self.failures.setdefault("loss", f"{where} gave no losses")
+        steps = min(len(losses), len(reference))
+        if not np.isfinite(losses).all():
+            first = int(np.argmin(np.isfinite(losses))) + 1
+            self.failures.setdefault("loss", f"NaN or infinite loss at step {first} of {where}")
+        if not steps:
+            return
+        error = np.abs(losses[:steps] - reference[:steps]) / np.abs(reference[:steps])
+        worst_step = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+        self.hold("loss", float(error[worst_step]), f"step {worst_step + 1} of {where}", self.limit.loss)
+
+    def timed_losses(self, blocks: list[np.ndarray], reference: np.ndarray, dropout: bool) -> None:
+        """Losses of the timed steps [blocks, steps]: each block against the reference, and all blocks against each other.
+
+        With dropout on, the timed steps draw masks that the reference does not have: only the second holds then.
+        """
+        for number, losses in enumerate(blocks, 1):
+            self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference)
+        together = np.asarray(blocks, np.float64)
+        spread = float((np.ptp(together, axis=0) / np.abs(together).max(axis=0)).max())
+        limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
+        self.hold("spread", spread, "the timed blocks' losses, which all start from the same weights", limit)
+
+    def what_ran(self, profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> None:
+        """The profile of one step against what the row's name promises."""
+        ops, kernels = profile["ops"], profile["kernels"]
+        for missing in not_seen(profile, kernel, device):
+            self.failures.setdefault("kernel", missing)
+        for kind, names, forbidden in (("op", ops, kernel.not_ops), ("kernel", kernels, kernel.not_kernels)):
+            find = re.fullmatch if kind == "op" else re.search
+            for name in names:
+                if forbidden and find(forbidden, name):
+                    self.failures.setdefault("kernel", f"{kind} {name[:80]} ran, which is not what this row names")
+        top = sorted(kernels.items(), key=lambda item: -item[1])[:5]
+        seen = {pattern: count_of(pattern, ops) for pattern in kernel.ops}
+        self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
+
+    def record(self) -> dict:
+        """The record's `proof`: {ok, outputs_err, gradients_err, update_err, loss_err, limit, kernel, failed, reason}."""
+        errors = {f"{name}_err": self.errors.get(name) for name in ("outputs", "gradients", "update", "loss", "spread")}
+        finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
+        reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
+        return {"ok": not self.failures, **finite, "limit": self.limit._asdict(), "kernel": self.kernel,
+                "failed": list(self.failures), "reason": "; ".join(reasons)}  # fmt: skip

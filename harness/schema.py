@@ -1,0 +1,259 @@
+"""What a record is: its keys and their rules, new ones, and how the results of several processes become one.
+
+A record's keys are those of RULES and OPTIONAL, schema 1. Only the standard library is imported.
+"""
+
+import copy
+import math
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from harness.errors import UserError
+
+DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
+SCHEMA = 1
+MODES = ("forward", "train", "fit")
+DEVICES = ("gpu", "cpu")
+PRECISIONS = ("fp32", "tf32", "fp16")
+STATUSES = ("ok", "skipped", "failed")
+ERRORS = ("outputs_err", "gradients_err", "update_err", "loss_err", "spread_err")
+
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class RecordError(UserError):
+    """A file of a run that does not hold what it should: names the file, what was found and what was expected."""
+
+    def __init__(self, path: str | os.PathLike, what: str, found: Any, expected: str):
+        found = found if isinstance(found, str) and found.startswith("a ") else repr(found)
+        found = found if len(found) <= 80 else found[:77] + "..."
+        super().__init__(
+            f"{os.fspath(path)}: {what}: found {found}, expected {expected}; "
+            "move the file away and run again with --resume"
+        )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number_or_null(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def is_name(value: Any) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _list_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(test(item) for item in value)
+
+
+def _dict_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(test(item) for item in value.values())
+
+
+def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
+    return f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices
+
+
+def _config(value: Any) -> bool:
+    return isinstance(value, dict) and is_name(value.get("CONFIG"))
+
+
+def _published(value: Any) -> bool:
+    return isinstance(value, dict) and not any(isinstance(figure, dict) for figure in value.values())
+
+
+def _or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or test(value)
+
+
+def _step(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"median", "min", "max"} or not all(map(_number, value.values())):
+        return False
+    return 0 < value["min"] <= value["median"] <= value["max"]
+
+
+def _throughput(value: Any) -> bool:
+    return isinstance(value, dict) and _number(value.get("value")) and isinstance(value.get("unit"), str)
+
+
+def _proof(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("ok"), bool)
+        and all(_number_or_null(value.get(key)) for key in ERRORS)
+        and all(isinstance(value.get(key, {}), dict) for key in ("limit", "kernel"))
+        and _list_of(lambda name: isinstance(name, str))(value.get("failed", []))
+    )
+
+
+def _environment(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(value.get(key) or {}, dict) for key in ("data", "packages")):
+        return False
+    return _list_of(lambda note: isinstance(note, str))(value.get("notes") or [])
+
+
+_NUMBER_OR_NULL = ("a number or null", _number_or_null)
+_STRINGS = ("a list of strings", _list_of(lambda item: isinstance(item, str)))
+_FIGURES = ("an object of numbers or nulls", _dict_of(_number_or_null))
+
+# key: (what is expected, test, default). A default of `...` means that new_record has to be given the value.
+RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
+    "schema": (str(SCHEMA), lambda value: value is not True and value == SCHEMA, SCHEMA),
+    "benchmark": ("a name of letters, digits, _ and -", is_name, ...),
+    "row": ("a name of letters, digits, _ and -", is_name, ...),
+    "mode": (*_one_of(*MODES), ...),
+    "device": (*_one_of(*DEVICES), ...),
+    "precision": (*_one_of(*PRECISIONS), ...),
+    "status": (*_one_of(*STATUSES), "ok"),
+    "reason": ("one line of text", lambda value: isinstance(value, str) and "\n" not in value, ""),
+    "config": ("an object whose CONFIG is a name", _config, ...),
+    "blocks_ms": ("a list of lists of ms", _list_of(_list_of(lambda ms: _number(ms) and ms > 0)), []),
+    "step_ms": ("null or {median, min, max} in ms, min <= median <= max", _or_null(_step), None),
+    "first_call_s": (*_NUMBER_OR_NULL, None),
+    "throughput": ("null or {value, unit}", _or_null(_throughput), None),
+    "losses": ("a list of numbers or nulls", _list_of(_number_or_null), []),
+    "proof": ("null or {ok, outputs_err, gradients_err, update_err, limit, kernel}", _or_null(_proof), None),
+    "memory_peak_bytes": ("null or an object of numbers", _or_null(_FIGURES[1]), None),
+    "gpu_utilisation": (*_NUMBER_OR_NULL, None),
+    "flops_per_batch": (*_NUMBER_OR_NULL, None),
+    "share_of_matmul": (*_NUMBER_OR_NULL, None),
+    "clocks": ("a list of objects", _list_of(lambda item: isinstance(item, dict)), []),
+    "notes": (*_STRINGS, []),
+    "published": ("an object of figures", _published, {}),
+    "environment": ("an object with objects data and packages and a list notes", _environment, {}),
+}
+OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "accuracy": _FIGURES,
+    "perplexity": _FIGURES,
+    "fit_s": _NUMBER_OR_NULL,
+    "epoch_s": ("a list of numbers", _list_of(_number)),
+}
+
+
+def validate(record: Any, path: str | os.PathLike) -> dict:
+    """Returns the record; raises RecordError where a key, a type or the sense of it is not that of schema 1."""
+    if not isinstance(record, dict):
+        raise RecordError(path, "record", record, "a JSON object")
+    if record.get("schema") != SCHEMA:  # first, since another schema explains every other difference
+        raise RecordError(path, "schema", record.get("schema", "a record without one"), str(SCHEMA))
+    for key, (expected, test, _) in RULES.items():
+        if key not in record:
+            raise RecordError(path, "record", f"a record without {key!r}", f"{expected} under {key!r}")
+        if not test(record[key]):
+            raise RecordError(path, key, record[key], expected)
+    for key in [key for key in record if key not in RULES]:
+        if key not in OPTIONAL:
+            raise RecordError(path, "record", f"a key {key!r}", "only the keys of schema 1")
+        if not OPTIONAL[key][1](record[key]):
+            raise RecordError(path, key, record[key], OPTIONAL[key][0])
+    if record["status"] != "ok":
+        if not record["reason"]:
+            raise RecordError(path, "reason", "", f"why the row is {record['status']}")
+    elif (record["proof"] or {}).get("ok") is False:
+        raise RecordError(path, "status", "ok", "failed, since the row's proof failed")
+    elif not any(record.get(key) for key in ("step_ms", "throughput", "fit_s", *OPTIONAL)):
+        raise RecordError(path, "status", "ok", "a time or an accuracy in the record, or another status")
+    return record
+
+
+def new_record(*, benchmark: str, row: str, mode: str, device: str, precision: str, config: dict, **rest: Any) -> dict:
+    """A record with every key of schema 1, by default "ok" and without figures; unknown keys raise TypeError."""
+    given = dict(benchmark=benchmark, row=row, mode=mode, device=device, precision=precision, config=config, **rest)
+    unknown = given.keys() - RULES.keys() - OPTIONAL.keys()
+    if unknown:
+        raise TypeError(f"new_record: not keys of a record: {', '.join(sorted(unknown))}")
+    defaults = {key: default for key, (_, _, default) in RULES.items()}
+    return copy.deepcopy({**defaults, **given})  # records must not share the lists of the defaults
+
+
+# What merge_process computes from all processes; of every other key the first process's value is kept.
+MERGED = {"blocks_ms", "step_ms", "share_of_matmul", "status", "reason", "proof", "clocks", "notes", "environment",
+          "memory_peak_bytes", "items_per_batch", "unit"}  # fmt: skip
+
+
+def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
+    """Returns the record with the result of one more process added; the record itself is left as it was.
+
+    part: any of the record's keys, where `blocks_ms` is this process's list (ms per batch, one per block), and
+    `items_per_batch` with `unit` (such as 128, "sequences/s") from which throughput is computed anew.
+    Blocks, clocks and notes of all processes are kept, errors and memory are the worst of all; losses, the first call
+    and everything else are those of the first process that has them. A process that failed makes the row failed.
+    """
+    known = RULES.keys() | OPTIONAL.keys() | {"items_per_batch", "unit"}
+    if part.keys() - known:
+        raise TypeError(f"merge_process: not keys of a process's result: {', '.join(sorted(part.keys() - known))}")
+    merged = {**record}
+    for key in part:  # in the order given, so that the same results give the same file
+        if key not in MERGED and merged.get(key) in (None, [], {}):
+            merged[key] = part[key]
+    merged["clocks"] = [*record["clocks"], *(part.get("clocks") or [])]
+    merged["notes"] = list(dict.fromkeys([*record["notes"], *(part.get("notes") or [])]))
+    known_facts = {key: value for key, value in record["environment"].items() if value is not None}
+    merged["environment"] = {**part.get("environment", {}), **known_facts}
+    merged["memory_peak_bytes"] = _largest([record["memory_peak_bytes"], part.get("memory_peak_bytes")])
+    _merge_times(merged, record, part)
+    if part.get("proof"):
+        merged["proof"] = _worst_proof(record["proof"], part["proof"])
+    if STATUSES.index(part.get("status", "ok")) > STATUSES.index(record["status"]):
+        reason = part.get("reason") or (merged["proof"] or {}).get("reason") or "the process gave no reason"
+        merged["status"], merged["reason"] = part["status"], " ".join(reason.split())
+    elif merged["status"] == "ok" and (merged["proof"] or {}).get("ok") is False:
+        merged["status"] = "failed"
+        merged["reason"] = merged["proof"].get("reason") or f"proof failed: {', '.join(merged['proof']['failed'])}"
+    return merged
+
+
+def _merge_times(merged: dict, record: dict, part: Mapping[str, Any]) -> None:
+    """Adds the part's blocks and computes what follows from the median of all blocks: step, throughput, share."""
+    blocks = list(part.get("blocks_ms") or [])
+    if not blocks:
+        return
+    merged["blocks_ms"] = [*record["blocks_ms"], blocks]
+    every = [ms for process in merged["blocks_ms"] for ms in process]
+    median = statistics.median(every)
+    merged["step_ms"] = {"median": median, "min": min(every), "max": max(every)}
+    if part.get("items_per_batch"):
+        merged["throughput"] = {"value": part["items_per_batch"] / (median / 1000), "unit": part["unit"]}
+    # The share goes as 1/step: the first process's one, brought from the step it was measured at to the step of all.
+    if record["share_of_matmul"] is not None and record["step_ms"]:
+        merged["share_of_matmul"] = record["share_of_matmul"] * record["step_ms"]["median"] / median
+    elif part.get("share_of_matmul") is not None:
+        merged["share_of_matmul"] = part["share_of_matmul"] * statistics.median(blocks) / median
+
+
+def _largest(peaks: Iterable[Mapping | None]) -> dict | None:
+    largest: dict = {}
+    for peak in peaks:
+        for key, value in (peak or {}).items():
+            known = largest.get(key)
+            largest[key] = value if known is None else known if value is None else max(known, value)
+    return largest or None
+
+
+def _worst_proof(first: Mapping | None, second: Mapping) -> dict:
+    """One proof for several processes: ok where all are, the largest errors, the kernel of one that failed.
+
+    An error that is not finite, or null in a process that failed this very proof, is worse than any number: null.
+    """
+    both = [proof for proof in (first, second) if proof]
+    worst = {**both[0]}
+    if both[0].get("ok") and second.get("kernel") and not second.get("ok"):
+        worst["kernel"] = second["kernel"]
+    failed = dict.fromkeys(name for proof in both for name in proof.get("failed", []))
+    reasons = dict.fromkeys(proof["reason"] for proof in both if proof.get("reason"))
+    for key in ERRORS:
+        name = key.removesuffix("_err")
+        known = [proof[key] for proof in both if proof.get(key) is not None]
+        lost = any(proof.get(key) is None and name in proof.get("failed", []) for proof in both)
+        if not all(map(math.isfinite, known)):
+            lost, failed[name], reasons[f"{name}: error is not finite"] = True, None, None
+        worst[key] = None if lost else max(known, default=None)
+    worst["ok"] = all(proof.get("ok") is True for proof in both) and not failed
+    return {**worst, "failed": list(failed), "reason": "; ".join(reasons)}

@@ -1,0 +1,192 @@
+"""TensorFlow as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
+
+import ctypes
+import glob
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+
+from harness.errors import UserError
+
+
+class TensorFlowRuntime:
+    """Configures TensorFlow for one row; made once, before the first tensor exists.
+
+    Args:
+        device: "gpu" or "cpu". On "cpu" the parent hides the GPUs (CUDA_VISIBLE_DEVICES).
+        precision: "tf32" switches TensorFloat-32 on, everything else switches it off.
+        threads: of the operators' pool; the number of physical cores.
+    """
+
+    name = "tensorflow"
+
+    def __init__(self, device: str, precision: str, threads: int) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+        import tensorflow as tf
+
+        self.device, self.precision, self._tf = device, precision, tf
+        self.device_name = "/GPU:0" if device == "gpu" else "/CPU:0"
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+        if device == "gpu" and not tf.config.list_physical_devices("GPU"):
+            raise UserError("the driver shows an NVIDIA GPU but TensorFlow does not: install tensorflow[and-cuda]")
+
+    def sync(self) -> None:
+        """Return once everything launched on the device has ended."""
+        self._tf.test.experimental.sync_devices()
+
+    def reset_memory_peak(self) -> None:
+        if self.device == "gpu":
+            self._tf.config.experimental.reset_memory_stats("GPU:0")
+
+    def memory_peak(self) -> int | None:
+        """Bytes at the allocator's peak since the last reset; None on a CPU, where TensorFlow keeps no such count."""
+        return self._tf.config.experimental.get_memory_info("GPU:0")["peak"] if self.device == "gpu" else None
+
+    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+        """Run `function` under TensorFlow's profiler and tell what ran.
+
+        Returns:
+            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}}. Eager ops count as "eager:<type>". Of
+            a graph, on a GPU every op that launched a kernel counts once; on a CPU, where the profiler leaves out ops
+            that it has come to know as cheap, the ops of every traced function that the profiler saw executed count once
+            per execution, and there are no kernels. Ops in a while loop's body are "loop:<type>"; a cluster compiled by
+            XLA is "xla".
+        """
+        self.sync()
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+            self._tf.profiler.experimental.start(folder)
+            try:
+                function()
+                self.sync()
+            finally:
+                self._tf.profiler.experimental.stop()
+            ops, kernels = _read_profile(folder)
+        if self.device == "cpu":
+            _count_traced(ops)
+        return {"ops": dict(ops), "kernels": dict(kernels)}
+
+    def environment(self) -> dict:
+        """Versions of what is loaded (not what it was built with), for the record."""
+        import keras
+
+        build = self._tf.sysconfig.get_build_info()
+        found = {
+            "tensorflow": self._tf.__version__,
+            "keras": keras.__version__,
+            "cuda": None,
+            "cudnn": None,
+            "notes": [],
+        }
+        if self.device == "gpu":
+            cublas, built = _loaded_cublas(), build.get("cuda_version", "")
+            found["cuda"], found["cudnn"] = f"{_loaded_cudart()} (cuBLAS {cublas})", _loaded_cudnn()
+            if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
+                found["notes"].append(f"TensorFlow relinked to CUDA {cublas.split('.')[0]} (built for {built})")
+        return found
+
+
+def _read_profile(folder: str) -> tuple[Counter, Counter]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    ops, kernels = Counter(), Counter()
+    for path in glob.glob(f"{folder}/**/*.xplane.pb", recursive=True):
+        space = xplane_pb2.XSpace()
+        with open(path, "rb") as file:
+            space.ParseFromString(file.read())
+        for plane in space.planes:
+            if plane.name.startswith("/device:GPU"):
+                _read_device(plane, ops, kernels)
+            elif plane.name.startswith("/host:CPU"):
+                _read_host(plane, ops)
+    return ops, kernels
+
+
+def _read_host(plane, ops: Counter) -> None:
+    """What was executed eagerly: single ops, and traced functions by their names."""
+    names = {key: value.name for key, value in plane.event_metadata.items()}
+    for line in plane.lines:
+        for event in line.events:
+            if found := re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id]):
+                ops[f"eager:{found[1]}"] += 1
+
+
+def _read_device(plane, ops: Counter, kernels: Counter) -> None:
+    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's)."""
+    launched = set()  # ops by name, since one op may launch many kernels, and a loop's op many times
+    names = {key: value.name for key, value in plane.event_metadata.items()}
+    stats = {key: value.name for key, value in plane.stat_metadata.items()}
+    for line in plane.lines:
+        if not line.name.startswith("Stream"):  # derived lines repeat the streams' events
+            continue
+        for event in line.events:
+            kernels[names[event.metadata_id]] += event.duration_ps / 1e9
+            about = {stats[stat.metadata_id]: stat.str_value or stats.get(stat.ref_value, "") for stat in event.stats}
+            if "hlo_module" in about:
+                ops["xla"] += 1
+            elif about.get("tf_op"):
+                launched.add(about["tf_op"])
+    for op in launched:
+        if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
+            ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
+
+
+def _count_traced(ops: Counter) -> None:
+    """Add the ops of every traced function that was executed, once per execution."""
+    from tensorflow.python.eager import context  # the only way to a function by the name under which it ran
+
+    for op, times in list(ops.items()):
+        name = op.removeprefix("eager:")
+        if context.context().has_function(name):
+            for inner, count in _ops_of(context.context().get_function_def(name), context.context()).items():
+                ops[inner] += times * count
+
+
+def _ops_of(function, library, prefix: str = "") -> Counter:
+    """Op types of a FunctionDef and of the functions that it calls, with "loop:" before those of a loop's body."""
+    ops = Counter()
+    if function.attr["_XlaMustCompile"].b:
+        return Counter({"xla": 1})
+    for node in function.node_def:
+        ops[prefix + node.op] += 1
+        for key, attribute in node.attr.items():
+            looped = "loop:" if node.op in ("While", "StatelessWhile") else prefix
+            for called in [attribute.func, *attribute.list.func]:
+                if called.name and key != "cond":
+                    ops += _ops_of(library.get_function_def(called.name), library, looped)
+    return ops
+
+
+def _loaded_cudnn() -> str | None:
+    """Version of the cuDNN library that this process has loaded, such as "9.19.0"."""
+    library = _loaded("libcudnn")
+    return library and _dotted(library.cudnnGetVersion())
+
+
+def _loaded_cublas() -> str | None:
+    """Version of the cuBLAS that this process has loaded, such as "13.1.0"."""
+    library = _loaded("libcublasLt")
+    return library and _dotted(library.cublasLtGetVersion())
+
+
+def _loaded_cudart() -> str | None:
+    """Version of the CUDA runtime that this process has loaded, such as "12.9"."""
+    library, version = _loaded("libcudart"), ctypes.c_int()
+    if library is None or library.cudaRuntimeGetVersion(ctypes.byref(version)):
+        return None
+    return f"{version.value // 1000}.{version.value // 10 % 100}"
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def _loaded(library: str) -> ctypes.CDLL | None:
+    """The shared library of that name that this process has mapped already, or None; loads nothing new."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = sorted({line.split()[-1] for line in maps if f"/{library}.so" in line})
+    return ctypes.CDLL(paths[0]) if paths else None

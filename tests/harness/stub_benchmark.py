@@ -1,0 +1,110 @@
+"""A stand-in for a benchmark script: its rows do what their names say, without a framework. Tests run a copy of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from harness import benchmark, machine
+
+# -----
+CONFIG = "small"
+CONFIGS = {"small": dict(UNITS=8), "large": dict(UNITS=16)}
+PRESETS = {"quick": dict(PROCESSES=1), "full": dict(PROCESSES=3)}
+UNITS = None  # per layer; None: the config's
+ROWS = "first,second"
+PRECISION = None
+PROCESSES = None
+ROW_LIMIT_S = 60.0
+ROW_BUDGET_S = 60.0
+# -----
+HERE = Path(__file__).parent
+PROOF = {"ok": True, "outputs_err": 1e-6, "gradients_err": 1e-6, "update_err": 1e-6, "loss_err": 1e-7}
+ROWS_TABLE = {
+    name: benchmark.Row("what it is", lambda c: {}, needs_gpu=name == "needs_gpu")
+    for name in (
+        "needs_gpu", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
+        "train_unproven", "nothing", "long_record", "flaky",
+    )
+}  # fmt: skip
+
+
+if __name__ == "__main__":  # short, as the fixture `stub` has them in the tests' own process
+    machine.packages, machine.commit = dict, lambda: {"commit": "c"}
+
+
+def note(text):
+    with (HERE / "starts").open("a") as file:
+        file.write(f"{text}\n")
+
+
+def load(c, located):
+    note("data")
+    return SimpleNamespace(facts={"name": "stub", "source": "real", "sha256": {"file": "00"}})
+
+
+def reference(c, data):
+    note("reference")
+    return {"outputs": {"logits": [0.0]}}
+
+
+def run_row(row, c, measurement):
+    note(f"{row} {measurement.process}")
+    if row == "raises" or (row == "flaky" and not (HERE / "repaired").exists()):
+        raise ValueError("something\nis wrong")
+    if row == "out_of_memory":
+        raise MemoryError("8 GiB")
+    if row in ("segfaults", "killed"):
+        os.kill(os.getpid(), signal.SIGSEGV if row == "segfaults" else signal.SIGKILL)
+    if row == "exits":
+        sys.exit(3)
+    if row == "sleeps":
+        helper = subprocess.Popen(["sleep", "60"])
+        (HERE / "pids").write_text(f"{os.getpid()} {helper.pid}")
+        time.sleep(60)
+    if row == "nothing":
+        return {}
+    parts = {}
+    for mode in ("forward", "train"):
+        ms = 10.0 + measurement.process
+        parts[mode] = dict(blocks_ms=[ms, ms + 0.5], items_per_batch=c.UNITS, unit="sequences/s", proof=PROOF)
+        about = {"gpu": None, "packages": machine.packages(), **machine.commit()}
+        parts[mode]["environment"] = {**about, "data": measurement.data.facts}
+        parts[mode]["losses"] = [0.5] * (100 if (row, mode) == ("long_record", "train") else 1)
+    if row == "train_unproven":
+        unproven = {**PROOF, "ok": False, "failed": ["update"], "reason": "update: error 0.5"}
+        parts["train"] = {"status": "failed", "reason": unproven["reason"], "proof": unproven}
+    return parts
+
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__,
+    doc=__doc__,
+    rows=ROWS_TABLE,
+    load=load,
+    reference=reference,
+    run_row=run_row,
+    layout={
+        "title": "Stub",
+        "question": "What becomes of a row?",
+        "tables": [
+            {"title": mode, "mode": mode, "device": None, "columns": [["ms", "step_ms", "median_range"]]}
+            for mode in ("forward", "train")
+        ],
+    },
+    modes=lambda flags: ("forward", "train"),
+    protocol=lambda c: {},
+    published=lambda c, row, mode, device: {},
+)
+
+if __name__ == "__main__":
+    if "--child" in sys.argv:  # what would import TensorFlow
+        from harness import measurement, tensorflow_runtime
+
+        tensorflow_runtime.TensorFlowRuntime = lambda *_: None
+        measurement.matmul_flops = lambda *_: note("matmul") or 1e9
+        measurement.Measurement = lambda job, data, _: SimpleNamespace(process=job["process"], data=data)
+    sys.exit(benchmark.main(BENCHMARK))

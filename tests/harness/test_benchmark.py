@@ -1,0 +1,214 @@
+"""A script's parent: rows in turn, each record kept as soon as it is there, and what --resume runs again."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import records
+from harness.benchmark import BUDGET_NOTE
+
+
+def named(page: Path) -> list[str]:
+    """The rows of the first table of a page, in order."""
+    table = page.read_text().split("\n## ")[1]
+    return re.findall(r"^\| ([a-z]\w*)", table, re.MULTILINE)[1:]
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# Processes and records
+
+
+def test_rows_run_in_turn_and_data_reference_and_matmul_are_had_once(stub):
+    assert stub.main("--full") == 0
+    assert stub.starts() == [
+        "data", "data", "reference", "matmul",  # the reference's process loads the data itself
+        *(line for process in range(3) for row in ("first", "second") for line in ("data", f"{row} {process}")),
+    ]  # fmt: skip
+    for mode in ("forward", "train"):
+        record = stub.record("first", mode)
+        assert record["blocks_ms"] == [[10.0, 10.5], [11.0, 11.5], [12.0, 12.5]], "one list per process"
+        assert record["step_ms"] == {"median": 11.25, "min": 10.0, "max": 12.5}
+        assert record["config"]["UNITS"] == 8 and record["config"]["CONFIG"] == "small"
+
+
+def test_a_record_is_written_after_each_process(stub, monkeypatch):
+    written, write = [], records.write_record
+
+    def noting(run, record):
+        written.append((record["row"], record["mode"], len(record["blocks_ms"])))
+        return write(run, record)
+
+    monkeypatch.setattr(records, "write_record", noting)
+    assert stub.main("--processes=2") == 0
+    assert written == [
+        (row, mode, count) for count in (1, 2) for row in ("first", "second") for mode in ("forward", "train")
+    ]
+
+
+def test_a_row_over_its_budget_gets_no_further_process_and_says_so(stub):
+    assert stub.main("--full", "--row-budget-s=0.001", "--rows=first") == 0
+    assert stub.rows_started() == ["first 0"]
+    assert stub.record("first")["status"] == "ok" and stub.record("first")["notes"] == [BUDGET_NOTE]
+    assert stub.main("--full", "--row-budget-s=0.001", "--rows=first", "--resume") == 0
+    assert stub.rows_started() == [], "it is finished"
+
+
+def test_the_last_process_is_not_called_fewer_for_taking_long(stub):
+    assert stub.main("--processes=1", "--row-budget-s=0.001", "--rows=first") == 0
+    assert stub.record("first")["notes"] == []
+
+
+REASONS = {
+    "raises": "ValueError: something is wrong",
+    "out_of_memory": "out of memory: 8 GiB; try a smaller --batch-size",
+    "segfaults": "the process was ended by SIGSEGV; see logs/stub.small.segfaults.cpu.fp32.log",
+    "killed": "the process was ended by SIGKILL (out of host memory?); see logs/stub.small.killed.cpu.fp32.log",
+    "exits": "the process ended with status 3 and no result; see logs/stub.small.exits.cpu.fp32.log",
+    "sleeps": "stopped after its time limit of 2 s (ROW_LIMIT_S)",
+    "nothing": "the process gave no reason",
+}
+
+
+def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, capfd):
+    rows = ["needs_gpu", "first", *REASONS, "train_unproven"]
+    assert stub.main("--processes=2", "--row-limit-s=2", f"--rows={','.join(rows)}") == 1
+    assert [line for line in stub.rows_started() if line.endswith("1")] == ["first 1"], "no second try of a failed row"
+    for mode in ("forward", "train"):
+        assert {row: stub.record(row, mode)["reason"] for row in REASONS} == REASONS
+        assert {stub.record(row, mode)["status"] for row in REASONS} == {"failed"}
+        assert stub.record("first", mode)["status"] == "ok" and len(stub.record("first", mode)["blocks_ms"]) == 2
+        skipped = stub.record("needs_gpu", mode)
+        assert (skipped["status"], skipped["reason"]) == ("skipped", "needs an NVIDIA GPU")
+    assert stub.record("train_unproven", "forward")["status"] == "ok"
+    assert stub.record("train_unproven")["reason"] == "update: error 0.5"
+    assert named(stub.out / "stub.md") == [row for row in stub.module.ROWS_TABLE if row in rows]
+    told = capfd.readouterr().err
+    assert "failed: stub.small.raises.train.cpu.fp32: ValueError: something is wrong\n" in told
+    assert "Traceback" not in told
+    assert "Traceback" in (stub.out / "logs" / "stub.small.raises.cpu.fp32.log").read_text()
+    pids = (stub.folder / "pids").read_text().split()
+    assert not any(is_running(int(pid)) for pid in pids), "what a row started ends with it"
+
+
+def test_an_earlier_failure_of_another_row_or_config_is_not_this_runs(stub):
+    assert stub.main("--rows=raises,flaky", "--config=large") == 1
+    stub.script.with_name("repaired").touch()
+    assert stub.main("--rows=first,flaky") == 0
+
+
+def test_constants_that_the_user_changed_are_echoed_and_no_others(stub, capsys):
+    assert stub.main("--rows=first", "--units=32") == 0
+    assert (
+        capsys.readouterr().out.splitlines()[0] == "overriding UNITS = 32 (was 8), ROWS = 'first' (was 'first,second')"
+    )
+
+
+def test_a_failing_reference_fails_the_rows_with_its_reason(stub):
+    text = stub.script.read_text().replace('note("reference")', 'raise ValueError("no such layer")')
+    stub.script.write_text(text)
+    assert stub.main("--rows=first") == 1
+    assert stub.record("first")["reason"] == "the float64 reference: ValueError: no such layer"
+
+
+# Runs into the same folder
+
+
+def test_without_resume_rows_are_measured_anew_and_other_rows_kept(stub):
+    assert stub.main("--processes=2") == 0
+    other = stub.record("second")
+    stub.starts()
+    assert stub.main("--processes=1", "--rows=first") == 0
+    assert stub.rows_started() == ["first 0"]
+    assert stub.record("first")["blocks_ms"] == [[10.0, 10.5]]
+    assert stub.record("second") == other
+
+
+def test_resume_runs_finished_rows_not_again_and_failed_ones_again(stub):
+    assert stub.main("--rows=first,flaky") == 1
+    stub.starts()
+    stub.script.with_name("repaired").touch()
+    assert stub.main("--rows=first,flaky,third", "--resume") == 0
+    assert stub.rows_started() == ["third 0", "flaky 0"]
+    assert stub.record("flaky")["status"] == "ok"
+    assert stub.main("--rows=flaky", "--resume") == 0
+    assert stub.rows_started() == [], "a row is finished whatever other rows were asked for"
+
+
+def test_resume_runs_rows_again_whose_constants_changed(stub):
+    assert stub.main("--rows=first") == 0
+    stub.starts()
+    assert stub.main("--rows=first", "--units=32", "--resume") == 0
+    assert stub.rows_started() == ["first 0"]
+    assert stub.record("first")["config"]["UNITS"] == 32
+
+
+def test_resume_runs_rows_again_that_ran_on_other_data(stub):
+    assert stub.main("--rows=first") == 0
+    stub.starts()
+    stub.script.write_text(stub.script.read_text().replace('"file": "00"', '"file": "11"'))
+    assert stub.main("--rows=first", "--resume") == 0
+    assert stub.rows_started() == ["first 0"]
+
+
+def test_resume_gives_a_row_the_processes_that_it_lacks(stub):
+    assert stub.main("--full") == 0
+    for mode in ("forward", "train"):
+        record = stub.record("first", mode)
+        record["blocks_ms"] = record["blocks_ms"][:1]
+        records.write_record(stub.out, record)
+    stub.starts()
+    assert stub.main("--full", "--resume") == 0
+    assert stub.rows_started() == ["first 1", "first 2"]
+    assert stub.record("first")["blocks_ms"] == [[10.0, 10.5], [11.0, 11.5], [12.0, 12.5]]
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_ctrl_c_in_a_row_keeps_every_finished_row_and_leaves_no_process(stub, resume):
+    assert stub.main("--rows=flaky") == 1
+    earlier = stub.record("flaky")
+    parent = stub.start("--rows=first,sleeps,flaky", *(["--resume"] if resume else []))
+    wait_for(lambda: len(_pids(stub)) == 2, parent)
+    os.kill(parent.pid, signal.SIGINT)
+    _, told = parent.communicate(timeout=20)
+    assert parent.returncode == 130
+    assert told.endswith("\ninterrupted: every finished row is kept; --resume goes on from there\n")
+    assert "Traceback" not in told
+    assert not any(is_running(pid) for pid in _pids(stub))
+    assert stub.record("first")["status"] == "ok"
+    assert stub.record("flaky") == earlier, "kept until a new one is there"
+    assert not (stub.out / ".lock").exists() and records.read_run(stub.out)[1] == []
+
+
+def _pids(stub) -> list[int]:
+    path = stub.folder / "pids"
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def test_a_matmul_that_could_not_be_measured_is_measured_again_by_the_next_run(stub):
+    good = stub.script.read_text()
+    stub.script.write_text(good.replace('note("matmul") or 1e9', "1 / 0"))
+    assert stub.main("--rows=first") == 0
+    stub.script.write_text(good)
+    assert stub.main("--rows=second") == 0
+    assert json.loads((stub.out / "matmul.json").read_text()) == {"cpu.fp32": 1e9}

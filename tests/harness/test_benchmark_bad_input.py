@@ -1,0 +1,137 @@
+"""What a script refuses: one clear line, exit status 2, no traceback, and every finished row kept."""
+
+import os
+import resource
+
+import pytest
+
+from harness import records
+from harness.benchmark import main
+
+
+def refusal(capfd, status: int) -> str:
+    """The one line that stands on standard error."""
+    told = capfd.readouterr().err
+    assert status == 2 and told.startswith("error: ") and told.count("\n") == 1, told
+    return told
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--units=0", ["--units=0", "at least 1", "256"]),
+        ("--units=many", ["--units=many", "an integer"]),
+        ("--precision=int8", ["--precision=int8", "fp32, tf32, fp16"]),
+        ("--precision=tf32", ["--precision=tf32", "fp32 or fp16"]),
+        ("--rows=frist", ["--rows=frist", "did you mean first?"]),
+        ("--rows=,", ["--rows=,", "expected all or names"]),
+        ("--config=huge", ["--config=huge", "small, large"]),
+        ("--unit=3", ["--unit", "did you mean --units?"]),
+        ("--device=tpu", ["--device=tpu", "gpu, cpu"]),
+        ("--data=no/such/folder", ["--data=no/such/folder", "no such folder", "embedded"]),
+        ("rows", ["rows", "--name=value"]),
+    ],
+)
+def test_wrong_options_are_refused_before_any_row_starts(stub, capfd, option, words):
+    line = refusal(capfd, stub.main(option))
+    assert all(word in line for word in words), line
+    assert stub.starts() == []
+
+
+def test_a_folder_below_a_file_is_refused(stub, capfd):
+    (stub.folder / "file").write_text("x")
+    line = refusal(capfd, stub.main(f"--out={stub.folder / 'file' / 'run'}"))
+    assert "Not a directory" in line and "choose another folder with --out" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused(stub, capfd):
+    stub.out.mkdir(mode=0o500)
+    assert "Permission denied" in refusal(capfd, stub.main())
+
+
+def test_a_results_folder_of_another_schema_is_refused_and_left_alone(stub, capfd):
+    stub.out.mkdir()
+    (stub.out / "run.json").write_text('{"schema": 2}')
+    assert "schema 2: expected 1; choose another folder with --out" in refusal(capfd, stub.main())
+    assert os.listdir(stub.out) == ["run.json"]
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(stub, capfd):
+    stub.out.mkdir()
+    (stub.out / "thesis.tex").write_text("x")
+    assert "thesis.tex" in refusal(capfd, stub.main())
+    assert os.listdir(stub.out) == ["thesis.tex"]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(stub, capfd):
+    with records.open_run(stub.out):
+        line = refusal(capfd, stub.main())
+    assert "another run" in line and "--out" in line
+    assert stub.starts() == []
+
+
+def test_a_corrupt_record_is_named_by_resume_and_replaced_without_it(stub, capfd):
+    assert stub.main("--rows=first") == 0
+    path = stub.out / "rows" / "stub.small.first.train.cpu.fp32.json"
+    path.write_text("{")
+    capfd.readouterr()
+    assert str(path) in refusal(capfd, stub.main("--rows=first", "--resume"))
+    assert stub.main("--rows=first") == 0
+    assert stub.record("first")["status"] == "ok"
+
+
+def test_a_gpu_that_is_not_there_leaves_every_row_skipped(stub, capfd, monkeypatch):
+    monkeypatch.setattr("harness.machine.gpu_count", lambda: 0)
+    assert main(stub.module.BENCHMARK, ["--device=gpu", f"--out={stub.out}"]) == 0
+    found, _ = records.read_run(stub.out)
+    assert {(record["row"], record["reason"]) for record in found} == {
+        ("first", "no NVIDIA GPU found"),
+        ("second", "no NVIDIA GPU found"),
+    }
+
+
+# No space on the disk
+
+
+def run_with(stub, largest_file: int, *options: str):
+    """The script with a limit on the size of any file that it or its rows write: the nearest thing to a full disk."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+    process = stub.start(*options, preexec_fn=limit)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def test_a_record_that_does_not_fit_on_the_disk_is_one_line_and_finished_rows_are_kept(stub):
+    assert stub.main("--rows=first") == 0
+    first = stub.record("first")
+    largest = max(path.stat().st_size for path in (stub.out / "rows").iterdir())
+    status, _, errors = run_with(stub, largest + 200, "--rows=first,long_record,flaky", "--resume")
+    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert status == 2 and len(told) == 1 and "Traceback" not in errors, errors
+    assert "cannot be written (File too large); free some space, or choose another folder with --out" in told[0]
+    assert stub.record("first") == first
+    found, problems = records.read_run(stub.out)
+    assert problems == [] and {record["row"] for record in found} == {"first", "long_record"}, (errors, largest)
+    assert "flaky 0" not in stub.starts()
+    assert not list(stub.out.rglob("*.tmp"))
+
+
+def test_no_space_at_all_is_one_line(stub):
+    status, output, errors = run_with(stub, 0)
+    assert status == 2 and errors.startswith("error: ") and errors.count("\n") == 1, output + errors
+    assert "free some space" in errors
+
+
+def test_no_space_for_temporary_files_is_one_line_and_finished_rows_are_kept(stub, capfd, monkeypatch):
+    assert stub.main("--rows=first") == 0
+    first = stub.record("first")
+    capfd.readouterr()
+    with monkeypatch.context() as patched:
+        patched.setattr("tempfile.tempdir", str(stub.folder / "gone"))
+        status = stub.main()
+    assert "free some space" in refusal(capfd, status)
+    assert stub.record("first") == first

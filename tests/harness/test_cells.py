@@ -1,0 +1,49 @@
+"""Cells: figures in their formats, and what no format can show."""
+
+import pytest
+
+from harness import cells
+from harness.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "shown"),
+    [
+        (1234.56, ".1f", "1234.6"),
+        (3.7, "d", "4"),
+        (1234.5, ",.0f", "1,234"),
+        (0.5, "g", "0.5"),
+        (0.123, ".1%", "12.3%"),
+        (84.2, "percent", "84 %"),
+        (0.12, "percent*100", "12 %"),
+        (46.4985, ".4f*0.05", "2.3249"),
+        (512 * 2**20, "bytes", "512.0 MiB"),
+        (3 * 2**30, "bytes", "3.00 GiB"),
+        ({"acc": 0.9693, "val_acc": None}, "pair", "(0.9693, -)"),
+        ([0.9776, 0.9803], "pair", "(0.9776, 0.9803)"),
+        ({"median": 1234.5, "min": 1200.0, "max": 1300.0}, "median_range", "1234 [1200, 1300]"),
+        ({"median": 0.05123, "min": 0.05, "max": 0.06}, "median_range", "0.0512 [0.0500, 0.0600]"),
+        ([3.0, 1.0, 2.0], "median_range", "2.000 [1.000, 3.000]"),
+        ([3.0, 1.0, 2.0], ".1f", "2.0"),
+        ("15k", ",.0f", "15k"),
+        ("a|b", "str", r"a\|b"),
+        (0, ".1f", "0.0"),
+        (None, "pair", "-"),
+        ([], ".1f", "-"),
+    ],
+)
+def test_cells_follow_their_format(value, form, shown):
+    assert cells.cell(value, form) == shown
+
+
+@pytest.mark.parametrize(("value", "form"), [({"a": 1}, ".1f"), (3, "pair"), (3, "median_range"), ([{}], ".1f")])
+def test_a_figure_that_its_format_cannot_show_is_an_error(value, form):
+    with pytest.raises(UserError, match="column format"):
+        cells.cell(value, form)
+
+
+def test_speedup_of_times_is_the_larger_the_faster():
+    slow, fast = {"fit_s": 20.0, "step_ms": {"median": 4.0}}, {"fit_s": 10.0, "step_ms": {"median": 1.0}}
+    assert cells.speedup(fast, slow, "fit_s") == 2
+    assert cells.speedup(fast, slow, "step_ms.median") == cells.speedup(fast, slow, "step_ms") == 4
+    assert cells.speedup(fast, None, "fit_s") is None

@@ -1,0 +1,154 @@
+"""The clock: how large a block is, when the device is synchronised, and what an epoch of `fit` is made of."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from harness import clocks
+
+PROTOCOL = dict(warmup_batches=10, timed_batches=50, blocks=3, min_block_s=0.25)
+
+
+class FakeDevice:
+    """A step, a sync, a restore and a clock that take notes of the order in which they are called."""
+
+    def __init__(self, batch_s: float):
+        self.now, self.batch_s, self.calls = 100.0, batch_s, []
+
+    def perf_counter(self):
+        self.calls.append("clock")
+        return self.now
+
+    def step(self, batch):
+        self.now += self.batch_s
+        self.calls.append(batch)
+        return f"loss {len(self.calls)}"
+
+    def sync(self):
+        self.calls.append("sync")
+
+    def restore(self):
+        self.now += 1000.0  # seconds that no block may count
+        self.calls.append("restore")
+
+
+def timed(monkeypatch, batch_s: float, batches=("a", "b", "c"), **changed):
+    device = FakeDevice(batch_s)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    found = clocks.time_blocks(
+        device.step, batches, sync=device.sync, restore=device.restore, **{**PROTOCOL, **changed}
+    )
+    return found, device
+
+
+def test_block_is_the_published_50_batches_where_they_fill_the_time():
+    assert clocks.block_size(0.25 / 50, 50, 0.25) == 50
+    assert clocks.block_size(0.05, 50, 0.25) == 50
+
+
+@pytest.mark.parametrize(("batch_s", "size"), [(0.0026, 100), (0.00249, 150), (0.001, 250), (0.0001, 2500)])
+def test_block_is_the_smallest_multiple_of_50_that_fills_the_time(batch_s, size):
+    assert clocks.block_size(batch_s, 50, 0.25) == size
+    assert size * batch_s >= 0.25 > (size - 50) * batch_s
+
+
+def test_block_is_5_batches_where_one_takes_over_100_ms():
+    assert clocks.block_size(0.1, 50, 0.25) == 50
+    assert clocks.block_size(0.1001, 50, 0.25) == clocks.SLOW_BLOCK == 5
+    assert clocks.block_size(10.0, 3, 0.25) == 3
+
+
+def test_block_has_an_end_even_if_the_clock_saw_no_time_pass():
+    assert clocks.block_size(0.0, 50, 0.0) == 50
+    assert math.isfinite(clocks.block_size(0.0, 50, 0.25))
+
+
+def test_blocks_report_ms_per_batch_without_the_time_of_restoring(monkeypatch):
+    found, _ = timed(monkeypatch, 0.02)
+    assert found.ms == pytest.approx([20.0] * 3)
+    assert found.batches_per_block == 50
+
+
+def test_slow_step_is_timed_in_blocks_of_five(monkeypatch):
+    found, device = timed(monkeypatch, 0.2)
+    assert found.batches_per_block == 5 and found.ms == pytest.approx([200.0] * 3)
+    assert [len(block) for block in found.losses] == [5] * 3
+    assert sum(call in "abc" for call in device.calls) == 10 + clocks.PROBE + 3 * 5
+
+
+def test_device_is_synchronised_around_a_block_and_never_inside(monkeypatch):
+    found, device = timed(monkeypatch, 0.02)
+    block = ["sync", "clock", *(["a", "b", "c"] * 17)[:50], "sync", "clock"]
+    assert device.calls[-3 * (1 + len(block)) :] == ["restore", *block] * 3
+    assert len(found.ms) == 3
+
+
+def test_warm_up_and_probe_come_first_and_from_a_restored_state(monkeypatch):
+    _, device = timed(monkeypatch, 0.02)
+    warm_up = (["a", "b", "c"] * 4)[:10]
+    assert device.calls[: 1 + 10 + 7] == ["restore", *warm_up, "sync", "clock", "a", "b", "c", "sync", "clock"]
+
+
+def test_every_block_starts_with_the_first_batch_and_takes_them_in_turn(monkeypatch):
+    _, device = timed(monkeypatch, 0.02, batches=tuple("abcdefgh"), blocks=2)
+    blocks = " ".join(device.calls).split("restore")[-2:]
+    assert [block.split()[2:52] for block in blocks] == [list("abcdefgh" * 7)[:50]] * 2
+
+
+def test_losses_of_every_timed_step_are_kept_in_order(monkeypatch):
+    found, device = timed(monkeypatch, 0.02, blocks=2)
+    steps = [f"loss {n}" for n, call in enumerate(device.calls, 1) if call in "abc"]
+    assert [*found.losses[0], *found.losses[1]] == steps[-100:]
+
+
+def test_seconds_of_starts_and_stops_on_an_idle_device(monkeypatch):
+    device = FakeDevice(0.5)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    seconds, result = clocks.seconds_of(lambda: device.step("a"), device.sync)
+    assert (seconds, result) == (0.5, "loss 3")
+    assert device.calls == ["sync", "clock", "a", "sync", "clock"]
+
+
+def test_run_for_keeps_the_device_busy_for_about_that_long(monkeypatch):
+    device = FakeDevice(0.1)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    assert clocks.run_for(0.95, device.step, ["a", "b"], device.sync) == 10
+    assert device.calls.count("sync") == 5
+
+
+# -- fit ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tensorflow_runtime):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_epoch_clock_tells_training_from_validation(model, validation, monkeypatch):
+    import keras
+    import numpy as np
+
+    now = [0.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Passes(keras.callbacks.Callback):
+        """10 s per training batch, 1 s per validation batch."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            now[0] += 10
+
+        def on_test_batch_end(self, batch, logs=None):
+            now[0] += 1
+
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    clock = clocks.EpochClock()
+    more = {"validation_data": (x, y)} if validation else {}
+    model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[Passes(), clock.callback()], **more)
+    assert clock.train_s == [40.0] * 3
+    assert clock.validation_s == ([4.0] * 3 if validation else [])

@@ -1,0 +1,264 @@
+"""What machine this is: with a stand-in NVML, and without any."""
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from harness import machine
+
+
+class FakeNvml:
+    """The part of pynvml that harness.machine reads, with the answers of one H200; counts what is opened and closed."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, gpus: int = 1, text=str):
+        self.gpus, self.text, self.reasons, self.opened, self.asked = gpus, text, 0, 0, 0
+        self.utilisation = [0]
+        self.own_memory = []
+
+    def nvmlInit(self):
+        self.opened += 1
+
+    def nvmlShutdown(self):
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self):
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        assert index == 0
+        return "handle"
+
+    def nvmlDeviceGetName(self, gpu):
+        return self.text("NVIDIA H200")
+
+    def nvmlSystemGetDriverVersion(self):
+        return self.text("580.159.03")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        return self.reasons
+
+    def nvmlDeviceGetClockInfo(self, gpu, clock):
+        return {self.NVML_CLOCK_SM: 1830, self.NVML_CLOCK_MEM: 3201}[clock]
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu, clock):
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3202}[clock]
+
+    def nvmlDeviceGetTemperature(self, gpu, sensor):
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return 243_600  # mW
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
+        return self.own_memory
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        return SimpleNamespace(used=5 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        self.asked += 1
+        return SimpleNamespace(gpu=self.utilisation[min(self.asked, len(self.utilisation)) - 1])
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    yield fake
+    assert fake.opened == 0, "NVML was initialised and not shut down"
+
+
+@pytest.fixture(params=["no module", "no driver"])
+def no_nvml(request, monkeypatch):
+    def fail():
+        raise RuntimeError("NVML Shared Library Not Found")
+
+    module = None if request.param == "no module" else SimpleNamespace(nvmlInit=fail)  # None: import raises
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+# -- without a GPU -----------------------------------------------------------------------------------------------------
+
+
+def test_machine_without_nvml_has_no_gpu_and_no_figures_of_one(no_nvml):
+    assert machine.gpu_count() == 0
+    assert machine.gpu_name() is None and machine.gpu_state() is None and machine.gpu_memory_used() is None
+    with machine.UtilisationSampler() as sampler:
+        pass
+    assert sampler.percent is None
+
+
+def test_driver_without_a_gpu_counts_as_none(nvml):
+    nvml.gpus = 0
+    assert machine.gpu_count() == 0
+    assert machine.gpu_name() is None and machine.gpu_state() is None and machine.gpu_memory_used() is None
+    with machine.UtilisationSampler() as sampler:
+        pass
+    assert sampler.percent is None
+
+
+@pytest.fixture
+def fresh_facts(monkeypatch):
+    """Facts are read once per process: here once per test, without the second that py-cpuinfo takes."""
+    monkeypatch.setitem(sys.modules, "cpuinfo", SimpleNamespace(get_cpu_info=lambda: {"brand_raw": "Some CPU"}))
+    machine.facts.cache_clear()
+    yield
+    machine.facts.cache_clear()
+
+
+def test_facts_of_a_machine_without_a_gpu(no_nvml, fresh_facts):
+    found = machine.facts("cpu")
+    assert found["gpu"] is None and found["driver"] is None
+    assert found["cores"] == machine.physical_cores() and found["cpu"] == "Some CPU"
+    assert found["packages"] == machine.packages()
+    assert datetime.datetime.fromisoformat(found["date"]).utcoffset() == datetime.timedelta(0)
+
+
+# -- with one ----------------------------------------------------------------------------------------------------------
+
+
+def test_gpu_state_holds_clocks_temperature_and_power_in_their_units(nvml):
+    assert machine.gpu_state() == {
+        "sm_mhz": 1830,
+        "sm_max_mhz": 1980,
+        "memory_mhz": 3201,
+        "temperature_c": 41,
+        "power_w": 244,
+        "throttle_reasons": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("reasons", "named"),
+    [
+        (0x0, []),
+        (0x1 | 0x2, []),  # idle, application clocks: nothing is held down
+        (0x4, ["software power cap"]),
+        (0x8 | 0x40, ["hardware slowdown", "hardware thermal slowdown"]),
+        (0x20, ["software thermal slowdown"]),
+        (0x80 | 0x1, ["hardware power brake"]),
+    ],
+)
+def test_throttle_reasons_are_named_where_a_clock_was_held_down(nvml, reasons, named):
+    nvml.reasons = reasons
+    assert machine.gpu_state()["throttle_reasons"] == named
+
+
+@pytest.mark.parametrize("text", [str, str.encode], ids=["str", "bytes"])
+def test_gpu_and_driver_are_named_in_the_facts_of_a_gpu_row_alone(nvml, fresh_facts, text):
+    nvml.text = text
+    on_gpu, on_cpu = machine.facts("gpu"), machine.facts("cpu")
+    assert (on_gpu["gpu"], on_gpu["driver"]) == ("NVIDIA H200", "580.159.03")
+    assert (on_cpu["gpu"], on_cpu["driver"]) == (None, None)
+
+
+def test_memory_is_this_process_own_or_all_where_nvml_cannot_tell(nvml):
+    other = SimpleNamespace(pid=os.getpid() + 1, usedGpuMemory=7)
+    nvml.own_memory = [other, SimpleNamespace(pid=os.getpid(), usedGpuMemory=3 << 30)]
+    assert machine.gpu_memory_used() == 3 << 30
+    nvml.own_memory = [other, SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
+    assert machine.gpu_memory_used() == 5 << 30
+    nvml.own_memory = [other]
+    assert machine.gpu_memory_used() == 5 << 30
+
+
+def test_utilisation_is_the_mean_of_the_later_half_of_the_samples(nvml, monkeypatch):
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.001)
+    nvml.utilisation = [0, 0, 90, 100]
+    enough = threading.Event()
+    ask = nvml.nvmlDeviceGetUtilizationRates
+
+    def ask_four_times(gpu):
+        rates = ask(gpu)
+        if nvml.asked == 4:
+            enough.set()
+            threading.Event().wait(0.05)  # until the sampler has been stopped
+        return rates
+
+    nvml.nvmlDeviceGetUtilizationRates = ask_four_times
+    with machine.UtilisationSampler() as sampler:
+        assert enough.wait(5)
+        sampler._stop.set()
+    assert nvml.asked == 4 and sampler.percent == 95.0
+    assert not sampler._thread.is_alive()
+
+
+def test_utilisation_of_a_block_shorter_than_a_sample_is_none(nvml, monkeypatch):
+    monkeypatch.setattr(machine, "SAMPLE_S", 30.0)
+    with machine.UtilisationSampler() as sampler:
+        pass
+    assert sampler.percent is None and not sampler._thread.is_alive()
+
+
+# -- names and versions ------------------------------------------------------------------------------------------------
+
+
+def test_run_is_named_after_its_machine_and_date(nvml, monkeypatch):
+    monkeypatch.setattr(machine, "physical_cores", lambda: 2)
+    date = datetime.date(2026, 1, 31)
+    assert machine.run_name("gpu", date) == "nvidia-h200-20260131"
+    assert machine.run_name("cpu", date) == "cpu-2-core-20260131"
+    nvml.text = lambda name: "NVIDIA GeForce RTX 2080 Ti (Rev. A)"
+    assert machine.run_name("gpu", date) == "nvidia-geforce-rtx-2080-ti-rev-a-20260131"
+    nvml.gpus = 0
+    assert machine.run_name("gpu", date) == "cpu-2-core-20260131"
+    assert re.fullmatch(r"cpu-2-core-\d{8}", machine.run_name("cpu"))
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    cases = [((8, 16), 8), ((8, 4), 4), ((None, 3), 3), ((2, 1), 1)]
+    for (there, allowed), cores in cases:
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical, there=there: there)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, allowed=allowed: set(range(allowed)), raising=False)
+        assert machine.physical_cores() == cores
+
+
+def test_installed_packages_alone_have_versions():
+    found = machine.packages()
+    assert found["psutil"] == psutil.__version__
+    assert set(found) <= set(machine.PACKAGES) and all(found.values())
+
+
+def test_commit_outside_a_checkout_or_without_git_is_what_the_environment_says_or_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "PROJECT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("LSTM_BENCH_COMMIT", raising=False)
+    assert machine.commit() == {"commit": None, "dirty": None}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.commit() == {"commit": None, "dirty": None}
+    monkeypatch.setenv("LSTM_BENCH_COMMIT", "0123abc")
+    assert machine.commit() == {"commit": "0123abc", "dirty": None}
+
+
+def test_commit_is_dirty_for_a_changed_source_but_not_for_results(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    monkeypatch.setattr(machine, "PROJECT", tmp_path)
+    (tmp_path / "results").mkdir()
+    for name in ("source.py", "results/table.md"):
+        (tmp_path / name).write_text("old")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    clean = {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert machine.commit() == clean
+    (tmp_path / "results/table.md").write_text("new")
+    (tmp_path / "untracked").write_text("new")
+    assert machine.commit() == clean
+    (tmp_path / "source.py").write_text("new")
+    assert machine.commit() == {**clean, "dirty": True}

@@ -1,0 +1,195 @@
+"""A row's process: what becomes of it is always a result or a one-line reason, and nothing of it is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import processes
+
+PROJECT = Path(__file__).resolve().parents[2]
+# A benchmark script's part of a child process; {body} is what the row does.
+STUB = """
+import ctypes, json, os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {project!r})
+from harness import processes
+job = processes.read_job(sys.argv[sys.argv.index(processes.CHILD_FLAG) + 1])
+here = Path(__file__).parent
+
+def note(name, pid):
+    (here / (name + ".new")).write_text(str(pid))
+    (here / (name + ".new")).rename(here / name)
+
+{body}
+"""
+# A grandchild that ignores what it can, and a child that waits for it.
+WITH_GRANDCHILD = """
+grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+note("grandchild", grandchild.pid)
+note("child", os.getpid())
+time.sleep(60)
+"""  # noqa: E501
+
+
+@pytest.fixture
+def stub(tmp_path):
+    def write(body: str) -> Path:
+        path = tmp_path / "stub.py"
+        path.write_text(STUB.format(project=str(PROJECT), body=body))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(stub, tmp_path):
+    def start(body: str, job: dict | None = None, limit_s: float = 30.0, **more) -> processes.Outcome:
+        return processes.run_child(stub(body), job or {}, limit_s=limit_s, log=tmp_path / "logs" / "a.row.log", **more)
+
+    return start
+
+
+def wait_for(condition, seconds: float = 10.0):
+    """The condition's value as soon as it is true; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def noted(folder: Path, name: str) -> int:
+    return int(wait_for(lambda: (folder / name).exists() and (folder / name).read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no such process runs; one that nobody has waited for yet is no longer running either."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_child_gets_its_job_and_hands_back_its_result(run):
+    outcome = run(
+        "processes.write_result(job, {'twice': 2 * job['units'], 'x': os.environ['X']})", {"units": 21}, env={"X": "y"}
+    )
+    assert outcome.result == {"twice": 42, "x": "y"} and outcome.reason == ""
+    assert 0 < outcome.seconds < 30
+
+
+def test_output_of_every_process_is_appended_to_the_log(run, tmp_path):
+    for text in ("one", "two"):
+        run(f"print({text!r}); print('warning', file=sys.stderr, flush=True)")
+    log = (tmp_path / "logs" / "a.row.log").read_text()
+    assert log.index("one") < log.index("two") and log.count("warning") == 2
+
+
+def test_child_reads_no_input(run):
+    assert run("processes.write_result(job, {'read': sys.stdin.read()})").result == {"read": ""}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise RuntimeError('no')", "the process ended with status 1 and no result; see logs/a.row.log"),
+        ("sys.exit(3)", "the process ended with status 3 and no result; see logs/a.row.log"),
+        ("sys.exit(0)", "the process ended with status 0 and no result; see logs/a.row.log"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process was ended by SIGSEGV; see logs/a.row.log"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "the process was ended by SIGKILL (out of host memory?); see logs/a.row.log",
+        ),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", "the process was ended by signal"),
+    ],
+)
+def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
+    outcome = run(body)
+    assert outcome.result is None and outcome.reason.startswith(reason) and "\n" not in outcome.reason
+
+
+def test_result_that_cannot_be_written_whole_is_never_read(run):
+    for body in (
+        "Path(job['result']).with_suffix('.tmp').write_text('{\"ok\": tr'); os._exit(0)",
+        "processes.write_result(job, {'loss': float('nan')})",
+    ):
+        outcome = run(body)
+        assert outcome.result is None and "no result" in outcome.reason
+
+
+def test_time_limit_ends_the_child_and_what_it_started(run, tmp_path):
+    started = time.monotonic()
+    outcome = run(WITH_GRANDCHILD, limit_s=3.0)
+    assert time.monotonic() - started < 10
+    assert outcome.result is None and outcome.reason == "stopped after its time limit of 3 s (ROW_LIMIT_S)"
+    for name in ("child", "grandchild"):
+        pid = noted(tmp_path, name)
+        wait_for(lambda pid=pid: is_gone(pid))
+
+
+def test_what_a_finished_child_left_running_is_ended_too(run, tmp_path):
+    body = WITH_GRANDCHILD.replace("time.sleep(60)\n", "processes.write_result(job, {})\n")
+    assert run(body).result == {}
+    pid = noted(tmp_path, "grandchild")
+    wait_for(lambda: is_gone(pid))
+
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {project!r})
+from harness import processes
+try:
+    processes.run_child(Path({stub!r}), {{}}, limit_s=60, log=Path({log!r}))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def parent(stub, tmp_path):
+    """A process that runs the child with a grandchild; ended with its family behind the test."""
+    text = PARENT.format(project=str(PROJECT), stub=str(stub(WITH_GRANDCHILD)), log=str(tmp_path / "log"))
+    process = subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+    yield process
+    for name in ("child", "grandchild"):
+        if (tmp_path / name).exists() and not is_gone(pid := int((tmp_path / name).read_text())):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def test_ctrl_c_leaves_no_process_behind(parent, tmp_path):
+    pids = [noted(tmp_path, name) for name in ("child", "grandchild")]
+    os.kill(parent.pid, signal.SIGINT)
+    assert parent.wait(timeout=10) == 130
+    for pid in pids:
+        wait_for(lambda pid=pid: is_gone(pid))
+
+
+def test_child_dies_with_its_parent_even_when_that_is_killed(parent, tmp_path):
+    pid = noted(tmp_path, "child")
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_for(lambda: is_gone(pid))
+
+
+def test_job_is_handed_over_as_json_with_the_name_of_its_result(run):
+    outcome = run("processes.write_result(job, job)", {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}})
+    assert outcome.result.pop("result").endswith("result.json")
+    assert outcome.result == {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}}
+    assert json.dumps(outcome.result)
+
+
+def test_nothing_of_a_child_stays_in_the_temporary_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    for body in ("processes.write_result(job, {})", "sys.exit(1)"):
+        run(body)
+    assert list((tmp_path / "scratch").iterdir()) == []

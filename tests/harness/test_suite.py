@@ -1,0 +1,308 @@
+"""The suite: which benchmarks it starts with which options, what it does when one fails, and how it ends them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import jobs, machine, options, suite
+from harness.errors import UserError
+
+PROJECT = Path(__file__).resolve().parents[2]
+NAMES = ["mnist", "ptb", "stacked_lm", "synthetic"]
+HEADER = '''"""A stand-in for a benchmark script."""
+# -----
+CONFIG = "{config}"
+CONFIGS = {configs}
+UNITS = None  # per layer
+EPOCHS = 1
+{more}
+ROWS = "all"
+PRECISION = "fp32"
+# -----
+'''
+# Notes how it was started; then does what the file <name>.does beside it says.
+BODY = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+here = Path(__file__)
+if "--list" in sys.argv:
+    print("keras   vanilla")
+    print("{row}   only here")
+    sys.exit()
+with open(here.with_name("started"), "a") as file:
+    file.write(json.dumps([here.stem, time.time(), *sys.argv[1:]]) + "\\n")
+does = here.with_suffix(".does").read_text() if here.with_suffix(".does").exists() else ""
+if does in ("hang", "ignore"):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(here)], start_new_session=True)
+    if does == "ignore":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    here.with_name("hanging").touch()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        here.with_name("told").touch()
+        sys.exit(130)
+if does == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(does or 0))
+"""
+
+
+def write_scripts(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        config, configs = ("large", {"small": {"UNITS": 8}, "large": {"UNITS": 16}}) if name == "ptb" else ("only", {})
+        configs = configs or {"only": {"UNITS": 8}}
+        more = "NOISE = 0.1" if name == "synthetic" else ""
+        header = HEADER.format(config=config, configs=configs, more=more)
+        (folder / f"{name}.py").write_text(header + BODY.replace("{row}", f"row_of_{name}"))
+    return folder
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    return write_scripts(tmp_path / "bench marks")
+
+
+def started(folder: Path) -> list[list[str]]:
+    """[script, its options …] of every start, without the options that all have."""
+    if not (folder / "started").exists():
+        return []
+    lines = [json.loads(line) for line in (folder / "started").read_text().splitlines()]
+    return [
+        [name, *(a for a in rest if a.split("=")[0] not in ("--out", "--quick", "--full", "--device"))]
+        for name, _, *rest in lines
+    ]
+
+
+def planned(folder: Path, *argv: str, preset: str = "full") -> list[str]:
+    headers = jobs.read_headers(folder)
+    found, chosen = jobs.parse(argv, headers)
+    plan = jobs.plan(found, chosen, headers, preset)
+    return [" ".join([job.name, *(a for a in job.arguments if not a.startswith("--rows="))]) for job in plan]
+
+
+def run(folder: Path, *argv: str) -> int:
+    return suite.main([*argv, f"--out={folder.parent / 'out'}"], folder)
+
+
+def test_full_preset_measures_large_ptb_and_trains_the_small_one(scripts):
+    expected = ["mnist", "ptb --config=large", "ptb --config=small --train", "stacked_lm", "synthetic"]
+    assert planned(scripts) == expected
+
+
+def test_rows_that_the_user_named_are_trained_too(scripts):
+    headers = jobs.read_headers(scripts)
+    found, chosen = jobs.parse(["--rows=keras", "--only=ptb"], headers)
+    plan = jobs.plan(found, chosen, headers, "full", {"ptb": ["keras", "keras_cudnn"]})
+    assert [("--rows=keras" in job.arguments, "--train" in job.arguments) for job in plan] == [
+        (True, False),
+        (True, True),
+    ]
+
+
+def test_written_config_replaces_the_presets_and_drops_the_job_that_it_contradicts(scripts):
+    assert planned(scripts, "--config=large", "--only=ptb", preset="quick") == ["ptb --config=large"]
+    assert planned(scripts, "--config=small", "--only=ptb") == ["ptb --config=small", "ptb --config=small --train"]
+    assert planned(scripts, "--config=large", "--train", "--only=ptb") == ["ptb --config=large --train"]
+
+
+def test_config_of_one_script_leaves_the_others_as_they_are(scripts):
+    assert planned(scripts, "--config=small")[0] == "mnist"
+
+
+def test_constant_goes_to_every_script_that_knows_it_and_to_no_other(scripts):
+    found = planned(scripts, "--noise", "0.5", "--UNITS=64", preset="quick")
+    assert [line for line in found if "--noise=0.5" in line] == ["synthetic --noise=0.5 --units=64"]
+    assert all("--units=64" in line for line in found)
+
+
+def test_order_of_only_is_the_suites(scripts):
+    assert planned(scripts, "--only=synthetic,mnist") == ["mnist", "synthetic"]
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--unitz=3"], ["--unitz", "--units"]),
+        (["--units=0"], ["--units=0", "at least 1"]),
+        (["--units"], ["--units", "missing"]),
+        (["--precision=int8"], ["int8", "fp32, tf32, fp16"]),
+        (["--config=huge"], ["huge", "small", "large", "only"]),
+        (["--config=small", "--only=mnist"], ["--config=small", "ptb"]),
+        (["--noise=1", "--only=mnist,ptb"], ["--noise", "synthetic"]),
+        (["--train", "--only=mnist"], ["--train", "ptb"]),
+        (["--only=mnits"], ["--only=mnits", "mnist"]),
+        (["--rows=kers"], ["--rows=kers", "keras"]),
+        (["--device=tpu"], ["tpu", "gpu, cpu"]),
+        (["--quick", "--full"], ["--quick", "--full"]),
+        (["mnist"], ["mnist", "--"]),
+    ],
+)
+def test_wrong_option_is_one_line_and_status_2_before_anything_runs(scripts, capsys, argv, words):
+    assert run(scripts, *argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert all(word in error for word in words)
+    assert not started(scripts)
+
+
+def test_results_of_another_schema_are_refused_before_anything_runs(scripts, capsys):
+    out = scripts.parent / "out"
+    out.mkdir()
+    (out / "run.json").write_text('{"schema": 99}')
+    assert run(scripts) == 2
+    assert "schema 99" in capsys.readouterr().err and not started(scripts)
+
+
+def test_every_job_runs_in_order_with_the_runs_folder(scripts, capsys):
+    assert run(scripts, "--quick", "--device=cpu") == 0
+    assert [name for name, *_ in started(scripts)] == ["mnist", "ptb", "ptb", "stacked_lm", "synthetic"]
+    output = capsys.readouterr().out
+    assert "[2/5] ptb --config=small\n" in output and "README.md" in output
+    assert f"--out={scripts.parent / 'out'}" in (scripts / "started").read_text()
+
+
+def test_rows_go_to_the_scripts_that_have_them_and_the_others_are_named(scripts, capsys):
+    assert run(scripts, "--quick", "--rows=row_of_ptb,row_of_synthetic", "--only=mnist,synthetic,ptb") == 0
+    ptb = ["ptb", "--config=small", "--rows=row_of_ptb"]
+    expected = [ptb, [*ptb, "--train"], ["synthetic", "--rows=row_of_synthetic"]]
+    assert [[entry[0], *sorted(entry[1:])] for entry in started(scripts)] == expected
+    assert "left out, having none of --rows: mnist" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("does, words", [("1", "ended with status 1"), ("kill", "ended by SIGKILL")])
+def test_failing_script_leaves_the_others_running_and_makes_status_1(scripts, capsys, does, words):
+    (scripts / "ptb.does").write_text(does)
+    assert run(scripts, "--quick", "--device=cpu") == 1
+    assert started(scripts)[-1] == ["synthetic"]
+    assert f"[2/5] ptb --config=small: {words}" in capsys.readouterr().out
+
+
+def test_script_that_refuses_its_input_ends_the_suite_with_status_2(scripts):
+    (scripts / "ptb.does").write_text("2")
+    assert run(scripts, "--quick", "--device=cpu") == 2
+    assert [name for name, *_ in started(scripts)] == ["mnist", "ptb"]
+
+
+@pytest.mark.parametrize("gpu, argv, expected", [
+    (True, [], ["--full", "--device=gpu"]), (True, ["--device=cpu"], ["--quick", "--device=cpu"]),
+    (True, ["--quick"], ["--quick", "--device=gpu"]), (False, [], ["--quick", "--device=cpu"]),
+    (False, ["--full"], ["--full", "--device=cpu"]),
+])  # fmt: skip
+def test_preset_and_device_follow_the_machine_where_the_user_wrote_none(scripts, monkeypatch, gpu, argv, expected):
+    monkeypatch.setattr(suite, "has_gpu", lambda: gpu)
+    assert run(scripts, "--only=mnist", *argv) == 0
+    arguments = json.loads((scripts / "started").read_text())
+    assert [a for a in arguments if a in ("--full", "--quick", "--device=gpu", "--device=cpu")] == expected
+
+
+def test_hidden_gpu_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not suite.has_gpu()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert suite.has_gpu()
+
+
+def test_relative_folders_are_those_of_the_callers_directory(scripts, monkeypatch):
+    monkeypatch.chdir(scripts.parent)
+    assert suite.main(["--only=mnist", "--out=here", "--data=sets"], scripts) == 0
+    arguments = json.loads((scripts / "started").read_text())
+    assert f"--out={scripts.parent / 'here'}" in arguments and f"--data={scripts.parent / 'sets'}" in arguments
+
+
+def test_default_folder_is_new_and_resume_takes_the_latest(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "run_name", lambda device: "cpu-2-core-20260102")
+    assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102"
+    assert suite.default_out("cpu", True, tmp_path).name == "cpu-2-core-20260102"
+    for name in ("cpu-2-core", "cpu-2-core-20260101", "cpu-2-core-20260101-2", "nvidia-h200-20260103"):
+        (tmp_path / name).mkdir()
+    assert suite.default_out("cpu", True, tmp_path).name == "cpu-2-core-20260101-2"
+    (tmp_path / "cpu-2-core-20260102").mkdir()
+    assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102-2"
+
+
+def test_missing_script_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"mnist\.py is missing"):
+        jobs.read_headers(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--help", "--list"])
+def test_help_and_list_take_under_half_a_second_and_import_only_the_standard_library(scripts, option):
+    code = (
+        "import sys; from pathlib import Path; from harness import suite\n"
+        f"status = suite.main([{option!r}], Path({str(scripts)!r}))\n"
+        "known = {'numpy', 'pandas', 'tensorflow', 'tqdm', 'psutil', 'matplotlib'}\n"
+        "sys.exit(status or str(known & sys.modules.keys() or '').strip() or 0)"
+    )
+    times = []
+    for _ in range(3):  # the fastest of three: other work on this machine must not decide
+        begin = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
+        times.append(time.monotonic() - begin)
+        assert done.returncode == 0, done.stderr
+    assert min(times) < 0.5
+    wanted = (
+        ["row_of_ptb", "mnist"] if option == "--list" else ["--only", "--resume", "--no-install", "--units", "--noise"]
+    )
+    assert all(word in done.stdout for word in wanted)
+
+
+def test_every_option_of_the_scripts_stands_in_the_help(scripts):
+    text = suite.help_text(jobs.read_headers(scripts))
+    assert all(f"--{name}" in text for name in (*options.FLAGS, *options.SETTINGS))
+
+
+def start_hanging(scripts: Path, does: str, grace_s: float) -> subprocess.Popen:
+    (scripts / "ptb.does").write_text(does)
+    code = (
+        "import sys; from pathlib import Path; from harness import suite\n"
+        f"suite.GRACE_S = {grace_s}\nsys.exit(suite.main(sys.argv[2:], Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(scripts), "--quick", "--device=cpu", f"--out={scripts.parent / 'out'}"]
+    process = subprocess.Popen(
+        command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 30
+    while not (scripts / "hanging").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def left_over(scripts: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if any(str(scripts) in word for word in process.info["cmdline"] or []) and process.info["status"] != "zombie":
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_is_handed_on_once_and_says_how_to_go_on(scripts, number, status):
+    process = start_hanging(scripts, "hang", 20)
+    os.killpg(process.pid, number)  # as a terminal does: every process of the foreground group
+    output, errors = process.communicate(timeout=15)
+    assert process.returncode == status
+    assert (scripts / "told").exists(), "the script was killed before it could keep its rows"
+    assert "--resume" in output and "Traceback" not in errors
+    assert left_over(scripts) == []
+    assert [name for name, *_ in started(scripts)] == ["mnist", "ptb"]
+
+
+def test_no_process_is_left_of_a_script_that_ignores_the_interrupt(scripts):
+    process = start_hanging(scripts, "ignore", 0.5)
+    assert len(left_over(scripts)) == 3  # the suite, the script, and a process of its own session
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert left_over(scripts) == []

@@ -1,0 +1,435 @@
+"""Tables and plots: drawn from records alone; nothing is hidden, and no text of a record can break them."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import building, records, schema, tables
+
+PROJECT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    "gpu": "NVIDIA H200",
+    "driver": "580.159",
+    "cuda": "13.0",
+    "cudnn": "9.19.0",
+    "tensorflow": "2.21.0",
+    "keras": "3.15.1",
+    "cpu": "Xeon",
+    "cores": 16,
+    "date": "2026-01-31T10:00:00+00:00",
+    "commit": "0123456789abcdef",
+    "dirty": False,
+    "notes": ["TensorFlow relinked to CUDA 13"],
+    "data": {"name": "ptb", "title": "Penn Treebank", "source": "real", "sha256": {"ptb.train.txt": "fcea919f"}},
+}
+CPU = {"gpu": None, "driver": None, "cuda": None, "cudnn": None}
+LIMIT = {"outputs": 2e-2, "gradients": 6e-2}
+PROOF = {
+    "ok": True,
+    "outputs_err": 1.2e-3,
+    "gradients_err": 3.4e-2,
+    "limit": LIMIT,
+    "kernel": {"ops": {"CudnnRNNV3": 2}},
+}
+LAYOUT = {
+    "schema": 1,
+    "benchmark": "ptb",
+    "title": "PTB",
+    "question": "How fast?",
+    "rows": {"while_loop": "cells", "keras": "`keras.layers.LSTM`", "keras_cudnn": "cuDNN", "torch_lstm": "PyTorch"},
+    "tables": [
+        {
+            "title": "Speed",
+            "mode": "train",
+            "device": None,
+            "columns": [
+                ["words/s", "throughput.value", ",.0f"],
+                ["P40", "published.P40", ",.0f"],
+                ["speedup", "throughput.value", "speedup:while_loop"],
+                ["ms", "step_ms", "median_range"],
+                ["busy", "gpu_utilisation", "percent"],
+            ],
+            "plot": "throughput.value",
+            "plot_published": {"P40": "published.P40"},
+        }
+    ],
+    "footnotes": ["Words are tokens.", {"text": "One P40.", "row": "keras_cudnn", "column": "P40"}],
+    "extra_rows": [{"row": "2 GPUs", "published": {"P40": 25000}, "reason": "not measured yet", "table": 0}],
+    "headline": {"table": 0, "columns": ["words/s", "speedup"]},
+}
+
+
+def make(row="keras", ms=10.0, device="gpu", precision="tf32", environment=None, **changes):
+    """A record of 100 words per batch, timed as two processes of two blocks around `ms`."""
+    given = dict(
+        benchmark="ptb",
+        row=row,
+        mode="train",
+        device=device,
+        precision=precision,
+        config={"CONFIG": "large", "UNITS": 1500, "ROWS": "all"},
+        environment={**ENVIRONMENT, **(CPU if device == "cpu" else {}), **(environment or {})},
+    )
+    record = schema.new_record(**{**given, **changes})
+    if record["status"] != "ok":
+        return record
+    for _ in range(2):
+        part = dict(blocks_ms=[0.9 * ms, 1.1 * ms], items_per_batch=100, unit="words/s", proof=PROOF)
+        record = schema.merge_process(record, part)
+    return record
+
+
+def run_of(path, *rows, layout=LAYOUT):
+    with records.open_run(path) as run:
+        for record in rows:
+            records.write_record(run, record)
+        if layout:
+            records.write_json(path / "layout" / f"{layout['benchmark']}.json", layout)
+    return path
+
+
+def page_of(path, *rows, layout=LAYOUT):
+    tables.render(run_of(path, *rows, layout=layout))
+    return (path / "ptb.md").read_text()
+
+
+def lines_of(text, title):
+    """Cells of the table under a heading that starts with `title`: a dict per row, keyed by heading; in order."""
+    section = re.split(r"^## ", text, flags=re.M)
+    body = next(part for part in section if part.startswith(title))
+    grid = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in body.splitlines()
+        if line.startswith("|")
+    ]
+    assert len({len(line) for line in grid}) == 1, "every line of a table has as many cells as its head"
+    return [dict(zip(grid[0], line, strict=True)) for line in grid[2:]]
+
+
+# Rows and columns
+
+
+def test_rows_stand_in_layout_order_with_their_figures(tmp_path):
+    text = page_of(tmp_path / "run", make("keras_cudnn", 2.0, published={"P40": 32000}), make("while_loop", 20.0))
+    rows = lines_of(text, "Speed: large, GPU, tf32")
+    assert [row["row"] for row in rows] == ["while_loop", "keras_cudnn", "2 GPUs"]
+    assert rows[1]["what it is"] == "cuDNN"
+    assert rows[1]["words/s"] == "50,000"
+    assert rows[1]["speedup"] == "10.00x"
+    assert rows[1]["ms"] == "2.000 [1.800, 2.200]"
+    assert rows[1]["proof"] == "proven, errors ≤ 3.4e-02"
+    assert "Median of 4 blocks in 2 processes, range in brackets." in text
+    assert "Not run: `keras`, `torch_lstm`." in text
+
+
+def test_rows_without_figures_keep_their_place_and_their_reason(tmp_path):
+    text = page_of(
+        tmp_path / "run",
+        make("while_loop", status="skipped", reason="no GPU"),
+        make(
+            "keras",
+            published={"P40": 15000},
+            status="failed",
+            reason="out of memory",
+            throughput={"value": 9.0, "unit": "x"},
+        ),
+        make("keras_cudnn"),
+    )
+    rows = lines_of(text, "Speed")
+    assert [row["row"] for row in rows] == ["while_loop", "keras", "keras_cudnn", "2 GPUs"]
+    assert rows[0]["proof"] == "skipped: no GPU"
+    assert rows[1]["proof"] == "failed: out of memory"
+    assert rows[1]["words/s"] == "-", "a row that failed shows no figure of its own"
+    assert rows[1]["P40"] == "15,000"
+    assert rows[2]["speedup"] == "-", "there is nothing to compare with"
+
+
+def test_a_published_row_that_was_not_measured_keeps_its_place(tmp_path):
+    rows = lines_of(page_of(tmp_path / "run", make(published={"P40": 17000})), "Speed")
+    assert rows[-1]["row"] == "2 GPUs"
+    assert (rows[-1]["P40"], rows[-1]["words/s"], rows[-1]["proof"]) == ("25,000", "-", "not measured yet")
+
+
+def test_published_columns_go_when_no_record_has_their_figures(tmp_path):
+    text = page_of(tmp_path / "run", make(), make("keras_cudnn"))
+    assert "P40" not in lines_of(text, "Speed")[0]
+    assert "One P40." not in text, "a footnote of a column that is not shown"
+
+
+def test_footnotes_are_numbered_once_and_marked_where_they_belong(tmp_path):
+    note = "5 batches per block"
+    text = page_of(
+        tmp_path / "run",
+        make("while_loop", notes=[note]),
+        make("keras", notes=[note]),
+        make("keras_cudnn", published={"P40": 32000}),
+    )
+    rows = lines_of(text, "Speed")
+    assert [row["row"] for row in rows[:3]] == ["while_loop [1]", "keras [1]", "keras_cudnn"]
+    assert rows[2]["P40"] == "32,000 [2]"
+    assert f"- [1] {note}\n- [2] One P40.\n- Words are tokens.\n" in text
+
+
+def test_each_device_config_and_precision_has_its_table_and_the_gpu_comes_first(tmp_path):
+    small = {"CONFIG": "small", "CONFIGS": {"small": {}, "large": {}}}
+    text = page_of(
+        tmp_path / "run",
+        make(device="cpu", precision="fp32"),
+        make(gpu_utilisation=84.0),
+        make(config=small),
+        make(precision="fp16"),
+    )
+    titles = re.findall(r"^## (Speed.*)", text, flags=re.M)
+    assert titles == [
+        f"Speed: {end}" for end in ("small, GPU, tf32", "large, GPU, tf32", "large, GPU, fp16", "large, CPU, fp32")
+    ]
+    assert lines_of(text, "Speed: large, GPU, tf32")[0]["busy"] == "84 %"
+    assert "busy" not in lines_of(text, "Speed: large, CPU, fp32")[0]
+
+
+def test_a_row_that_the_layout_does_not_know_is_shown_at_the_end(tmp_path):
+    rows = lines_of(page_of(tmp_path / "run", make("newcomer"), make("torch_lstm")), "Speed")
+    assert [row["row"] for row in rows] == ["torch_lstm", "newcomer", "2 GPUs"]
+
+
+def test_a_share_is_shown_in_percent_although_it_is_recorded_as_a_fraction(tmp_path):
+    spec = {**LAYOUT["tables"][0], "columns": [["share", "share_of_matmul", "percent"]]}
+    text = page_of(tmp_path / "run", make(share_of_matmul=0.25), layout={**LAYOUT, "tables": [spec], "headline": {}})
+    assert lines_of(text, "Speed")[0]["share"] == "25 %"
+
+
+def test_a_training_that_ran_once_says_so(tmp_path):
+    columns = [["s", "fit_s", ".1f"], ["ms", "step_ms", "median_range"], ["acc", "accuracy", "pair"]]
+    spec = {"title": "Fit", "mode": "fit", "device": None, "columns": columns}
+    record = make(mode="fit", fit_s=30.0, epoch_s=[9.0, 11.0], accuracy={"acc": 0.97, "val_acc": 0.98})
+    text = page_of(tmp_path / "run", record, layout={**LAYOUT, "tables": [spec], "headline": {}})
+    row = lines_of(text, "Fit")[0]
+    assert (row["s"], row["ms"], row["acc"]) == ("30.0", "10.00 [9.00, 11.00]", "(0.9700, 0.9800)")
+    assert "Time per step: median of 4 epochs, range in brackets.\n\nEach training ran once" in text
+
+
+# What must not be hidden
+
+
+def test_the_head_names_machine_software_data_and_code(tmp_path):
+    text = page_of(tmp_path / "run", make(environment={"dirty": True})).split("\n## ")[0]
+    for fact in (
+        "NVIDIA H200, driver 580.159",
+        "CUDA: 13.0, cuDNN (as loaded) 9.19.0",
+        "TensorFlow 2.21.0, Keras 3.15.1",
+        "Precision: tf32",
+        "Date: 2026-01-31",
+        "Data: Penn Treebank",
+        "commit 0123456789 with uncommitted changes",
+        "TensorFlow relinked to CUDA 13",
+    ):
+        assert fact in text
+    assert "uncommitted" not in page_of(tmp_path / "clean", make())
+
+
+def test_embedded_data_is_said_under_every_table_and_in_the_headline(tmp_path):
+    data = {"name": "topics", "title": "text of pydoc_data.topics", "source": "embedded", "reason": "asked for"}
+    text = page_of(tmp_path / "run", make(environment={"data": data}))
+    said = "**Embedded data, not the published set**: text of pydoc_data.topics (embedded: asked for)."
+    assert said in text and said in tables.headline(tmp_path / "run")
+    assert "Embedded" not in page_of(tmp_path / "real", make())
+
+
+def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path):
+    other = {"tensorflow": "2.20.0", "gpu": "NVIDIA A100", "data": {"title": "Penn Treebank", "sha256": {"f": "0000"}}}
+    config = {"CONFIG": "large", "UNITS": 650, "ROWS": "keras_cudnn"}
+    text = page_of(tmp_path / "run", make(), make("keras_cudnn", environment=other, config=config))
+    assert "**Not one environment**: gpu NVIDIA H200 (`keras`); NVIDIA A100 (`keras_cudnn`)" in text
+    assert "tensorflow 2.21.0 (`keras`); 2.20.0 (`keras_cudnn`)" in text
+    assert "data (sha256)" in text
+    assert "**Not one setting**: UNITS = 1500 (`keras`); 650 (`keras_cudnn`)." in text
+    assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train gpu`" in text
+    same = page_of(tmp_path / "same", make(), make("keras_cudnn", environment={"cudnn": None, "date": "2026-02-01"}))
+    assert "Not one" not in same and "2026-01-31 to 2026-02-01" in same
+
+
+def test_throttled_clocks_are_said(tmp_path):
+    slow = make(clocks=[{"throttle_reasons": []}, {"throttle_reasons": ["software power cap"]}])
+    assert "**Clocks throttled**: `keras`: software power cap." in page_of(tmp_path / "slow", slow)
+    steady = page_of(tmp_path / "steady", make(clocks=[{"throttle_reasons": []}]))
+    assert "Clocks were not throttled." in steady
+    assert "throttled" not in page_of(tmp_path / "cpu", make(device="cpu", precision="fp32"))
+
+
+def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):
+    failed = {**PROOF, "ok": False, "outputs_err": None, "failed": ["outputs"]}
+    text = page_of(tmp_path / "run", make(), make("keras_cudnn", status="failed", reason="wrong", proof=failed))
+    rows = lines_of(text, "Proof")
+    assert (rows[0]["outputs"], rows[0]["gradients"], rows[0]["update"]) == ("1.2e-03", "3.4e-02", "-")
+    assert (rows[0]["result"], rows[0]["what ran"]) == ("proven", "CudnnRNNV3 x2")
+    assert (rows[1]["outputs"], rows[1]["result"]) == ("-", "failed: outputs")
+    assert "Limits of tf32: outputs 0.02, gradients 0.06." in text
+
+
+HOSTILE = "a | b \\| c <script> `tick` *bold* __init__ \x1b[31m\x07 \u202e \ud800 $x_1$ é 漢 \\"
+
+
+def test_no_reason_can_break_a_table(tmp_path):
+    run = run_of(tmp_path / "run", make("keras", status="failed", reason=HOSTILE), make("keras_cudnn"))
+    tables.render(run)
+    text = (run / "ptb.md").read_text()
+    rows = lines_of(text, "Speed")
+    assert [row["row"] for row in rows] == ["keras", "keras_cudnn", "2 GPUs"]
+    assert rows[0]["proof"].startswith(r"failed: a \| b \\\| c \<script> \`tick\` \*bold\* \_\_init\_\_ [31m")
+    assert not any(character in text for character in "\x1b\x07\u202e")
+
+
+def test_a_long_reason_goes_on_in_a_note(tmp_path):
+    reason = "gradients: " + "very wrong " * 40
+    text = page_of(tmp_path / "run", make(status="failed", reason=reason))
+    assert lines_of(text, "Speed")[0]["proof"].endswith("... [1]")
+    assert f"- [1] failed: {reason.strip()}\n" in text
+
+
+# Pages
+
+
+def test_the_index_links_the_pages_and_lists_what_has_no_figures(tmp_path):
+    run = run_of(tmp_path / "cpu-2-core", make(), make("keras_cudnn", status="skipped", reason="no GPU"))
+    (run / "rows" / "ptb.large.eager.train.gpu.tf32.json").write_text("{")
+    written, problems = tables.render(run)
+    assert written == [run / "README.md", run / "ptb.md"]
+    text = written[0].read_text()
+    assert text.startswith("# cpu-2-core\n")
+    assert "- [PTB](ptb.md): How fast?" in text
+    assert "- ptb.large.keras_cudnn.train.gpu.tf32: skipped: no GPU" in text
+    assert len(problems) == 1 and "- rows/ptb.large.eager.train.gpu.tf32.json: JSON" in text
+    assert str(tmp_path) not in text, "no path of the machine"
+    assert list(lines_of(text, "Headline")[0]) == ["row", "what it is", "words/s", "speedup", "proof"]
+    for link in re.findall(r"\]\(([^)]+)\)", text + (run / "ptb.md").read_text()):
+        assert (run / link).is_file(), link
+
+
+def test_pages_of_the_same_records_are_the_same_bytes(tmp_path):
+    run = run_of(tmp_path / "run", make(published={"P40": 15000}), make("keras_cudnn", status="failed", reason="x"))
+    tables.render(run)
+    drawn = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    tables.render(run)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == drawn
+    assert "ptb.large.train.gpu.tf32.png" in drawn
+
+
+def test_a_run_without_records_or_without_a_layout_is_still_drawn(tmp_path):
+    tables.render(run_of(tmp_path / "empty", layout=None))
+    assert "No records yet." in (tmp_path / "empty" / "README.md").read_text()
+    _, problems = tables.render(run_of(tmp_path / "run", make(), layout=None))
+    assert len(problems) == 1 and "layout/ptb.json" in problems[0] and "not drawn" in problems[0]
+
+
+def test_headlines_go_between_the_markers_of_a_readme_and_nowhere_else(tmp_path):
+    run = run_of(tmp_path / "results" / "cpu", make())
+    readme = tmp_path / "README.md"
+    frame = "# Title\n\n<!-- headline:{0} -->\n{1}<!-- /headline:{0} -->\n\nafter\n"
+    other = frame.format("gpu", "untouched\n")
+    readme.write_text(frame.format("cpu", "stale\n") + other)
+    assert tables.main([str(run), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n\n<!-- headline:cpu -->\n") and text.endswith(
+        "<!-- /headline:cpu -->\n\nafter\n" + other
+    )
+    assert tables.headline(run) in text and "stale" not in text and "(results/cpu/README.md)" in text
+    tables.put_into_readme(run, readme)
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<!-- headline:run -->",
+        "<!-- /headline:run --><!-- headline:run -->",
+        "<!-- headline:run --><!-- /headline:run -->" * 2,
+    ],
+)
+def test_a_readme_without_the_two_markers_is_refused_and_left_alone(tmp_path, text, capsys):
+    run, readme = run_of(tmp_path / "run", make()), tmp_path / "README.md"
+    readme.write_text(text)
+    assert tables.main([str(run), "--readme", str(readme)]) == 2
+    assert "<!-- headline:run -->" in capsys.readouterr().err
+    assert readme.read_text() == text
+
+
+# Bad layouts and the command line
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"schema": 2}, "found 2"),
+        ({"rows": []}, "rows"),
+        ({"tables": [{"title": "x"}]}, "mode"),
+        ({"tables": [{"title": "x", "mode": "fit", "columns": [["a", "b"]]}]}, "columns"),
+        ({"tables": [{"title": "x", "mode": "fit", "columns": [["a", "b", ".1q"]]}]}, ".1q"),
+        ({"headline": {"table": 7}}, "index of a table"),
+        ({"headline": {"table": 0, "columns": ["no such"]}}, "no such"),
+        ({"extra_rows": [{"row": "2 GPUs"}]}, "extra_rows"),
+        ({"footnotes": [3]}, "footnotes"),
+    ],
+)
+def test_a_layout_that_is_wrong_is_reported_with_its_file(tmp_path, change, expected):
+    _, problems = tables.render(run_of(tmp_path / "run", make(), layout={**LAYOUT, **change}))
+    assert len(problems) == 1 and expected in problems[0] and "ptb" in problems[0]
+
+
+def test_a_folder_that_is_no_run_is_one_line_and_status_2(tmp_path, capsys):
+    assert tables.main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}: ") and error.count("\n") == 1
+
+
+def test_tables_are_drawn_from_the_command_line_without_any_framework(tmp_path):
+    run = run_of(tmp_path / "run", make())
+    (run / "rows" / "broken.json").write_text("{")
+    code = (
+        "import sys\nfrom harness import tables\nstatus = tables.main(sys.argv[1:])\n"
+        "loaded = {'tensorflow', 'keras', 'torch', 'jax'} & set(sys.modules)\n"
+        "assert not loaded, loaded\nsys.exit(status)"
+    )
+    child = [sys.executable, "-c", code, str(run)]
+    result = subprocess.run(child, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(run / "README.md"), str(run / "ptb.md")]
+    assert result.stderr.startswith("warning: ") and "broken.json" in result.stderr
+
+
+def test_importing_tables_and_plots_imports_no_library():
+    code = (
+        "import sys\nimport harness.tables, harness.plots\n"
+        "heavy = {'tensorflow', 'numpy', 'pandas', 'matplotlib', 'tabulate'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_hundred_rows_are_drawn_in_a_few_seconds(tmp_path):
+    layout = {**LAYOUT, "rows": {f"row_{k}": "one of many" for k in range(50)}}
+    rows = [make(row, 1.0 + k, device) for k, row in enumerate(layout["rows"]) for device in ("gpu", "cpu")]
+    run = run_of(tmp_path / "run", *rows, layout=layout)
+    start = time.monotonic()
+    tables.render(run)
+    assert time.monotonic() - start < 15  # about 1.5 s on an idle machine
+    assert len(lines_of((run / "ptb.md").read_text(), "Speed: large, GPU")) == 51
+
+
+# Bars
+
+
+def test_the_range_and_the_published_figures_of_a_row_are_drawn(tmp_path):
+    record = make(ms=10.0, published={"P40": 15000, "K80": "text"})
+    bar = building._bar(
+        record, {"plot": "throughput.value", "plot_published": {"P40": "published.P40", "K80": "published.K80"}}
+    )
+    assert (bar.value, bar.published) == (pytest.approx(10_000), [("P40", 15000)])
+    assert (bar.low, bar.high) == (pytest.approx(100 / 0.011), pytest.approx(100 / 0.009))
+    bar = building._bar(make(status="failed", reason="out of memory"), {"plot": "throughput.value"})
+    assert (bar.value, bar.note) == (None, "failed: out of memory")
