@@ -1,0 +1,184 @@
+"""Accuracy and training time of an LSTM on MNIST through `model.fit`: vanilla against cuDNN.
+
+python benchmarks/mnist.py                                 # every row, this machine
+python benchmarks/mnist.py --rows=keras,keras_cudnn --epochs=1
+python benchmarks/mnist.py --list
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import benchmark
+from harness.errors import UserError
+from models import stacks
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = "published"        # one of CONFIGS
+CONFIGS = {
+    "published": dict(UNITS=128, NUM_LAYERS=2, DENSE_UNITS=32, DROPOUT_1=0.2, DROPOUT_2=0.1, DROPOUT_3=0.2,
+                      BATCH_SIZE=32, LEARNING_RATE=1e-3, DECAY=1e-5, EPOCHS=3),
+}
+PRESETS = {
+    "full": dict(ROW_LIMIT_S=900.0),
+    "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0),
+}
+UNITS = None                # LSTM units per layer; None: the config's, as for the next nine
+NUM_LAYERS = None           # LSTM layers
+DENSE_UNITS = None          # of the relu layer between LSTM and softmax
+DROPOUT_1 = None            # behind the first LSTM layer
+DROPOUT_2 = None            # behind the second LSTM layer
+DROPOUT_3 = None            # behind the relu layer
+BATCH_SIZE = None           # sequences
+LEARNING_RATE = None        # of Adam
+DECAY = None                # rate at step t is LEARNING_RATE / (1 + DECAY t)
+EPOCHS = None               # passes over the training set
+TRAIN_SEQUENCES = None      # images to train on; None: all, or the preset's
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+LOSS_SCALE = 1024.0         # static, of fp16
+SEED = 1                    # of the weights, the order of the images and the dropout masks
+PROCESSES = 1               # a whole training runs once
+STAGED_BATCHES = 8          # batches of the proof
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's
+# ---------------------------------------------------------------------------
+# fmt: on
+
+ROWS_TABLE = {
+    name: benchmark.Row(
+        made.what, lambda c, made=made: stacks.fit_evidence(made, c.NUM_LAYERS, c.DEVICE), made.needs_gpu
+    )
+    for name, made in stacks.FIT_IMPLEMENTATIONS.items()
+}
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]
+
+
+def load(c, located):
+    """MNIST (or the embedded digits)."""
+    from harness import data
+
+    digits = data.mnist(*located)
+    if len(digits.x_train) < c.BATCH_SIZE:
+        raise UserError(f"--batch-size={c.BATCH_SIZE}: expected at most the {len(digits.x_train)} training images")
+    return digits
+
+
+def images(x):
+    """Pixels / 255: [images, 28 steps, 28 features] float32."""
+    import numpy as np
+
+    return np.float32(x) / np.float32(255)
+
+
+def start(c, digits):
+    """Weights, states and batches of the proof: the same bytes in every row."""
+    from models import weights
+
+    shapes = weights.classifier_shapes(28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS,), 10)
+    size = min(c.STAGED_BATCHES, len(digits.x_train) // c.BATCH_SIZE) * c.BATCH_SIZE  # whole batches
+    batches = images(digits.x_train[:size]), digits.y_train[:size]
+    return (
+        shapes,
+        weights.large_random(shapes, c.SEED),
+        weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS),
+        batches,
+    )
+
+
+def reference(c, digits):
+    """What every row is held against, in float64."""
+    from models import expected
+    from models.reference_networks import Adam
+
+    _, weights, states, (x, y) = start(c, digits)
+    steps = range(0, len(x), c.BATCH_SIZE)
+    batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
+    return expected.classifier(Adam(c.LEARNING_RATE, decay=c.DECAY), weights, states, batches)
+
+
+def run_row(row, c, measurement):
+    """Build the row's model, prove it, and train it once from Keras' default initialisation."""
+    import keras
+
+    from models import weights
+    from models.classifier import ClassifierTrial, build_classifier
+
+    keras.utils.set_random_seed(c.SEED)
+    digits, made = measurement.data, stacks.FIT_IMPLEMENTATIONS[row]
+    shapes, large, _, batches = start(c, digits)
+    schedule = keras.optimizers.schedules.InverseTimeDecay(c.LEARNING_RATE, 1, c.DECAY)
+    model = build_classifier(
+        (28, 28), c.UNITS, c.NUM_LAYERS, 10, dense_units=(c.DENSE_UNITS,), lstm_dropout=(c.DROPOUT_1, c.DROPOUT_2),
+        dense_dropout=c.DROPOUT_3, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile,
+        precision=measurement.precision, loss_scale=c.LOSS_SCALE, optimizer=keras.optimizers.Adam(schedule), seed=c.SEED,
+    )  # fmt: skip
+    trial = ClassifierTrial(model, large, *batches, c.BATCH_SIZE)
+    count = min(c.TRAIN_SEQUENCES or len(digits.x_train), len(digits.x_train))
+    count -= (
+        count % c.BATCH_SIZE
+    )  # whole batches: for a smaller last one Keras would trace another step than the proven one
+    x, y = images(digits.x_train[:count]), digits.y_train[:count]
+    test = images(digits.x_test), digits.y_test
+    rest = c.BATCH_SIZE + len(test[0]) % c.BATCH_SIZE  # a whole batch and the last one: both shapes of the validation
+    model.evaluate(
+        test[0][-rest:], test[1][-rest:], batch_size=c.BATCH_SIZE, verbose=0
+    )  # traced before the clock starts
+
+    def train(callback):
+        trial.load(weights.keras_default(shapes, c.SEED))
+        history = model.fit(
+            x, y, batch_size=c.BATCH_SIZE, epochs=c.EPOCHS, validation_data=test, callbacks=[callback], verbose=2
+        ).history
+        accuracy = {"acc": history["accuracy"][-1], "val_acc": history["val_accuracy"][-1]}
+        return {"losses": history["loss"], "accuracy": accuracy}
+
+    flops = 3 * stacks.classifier_flops(c.BATCH_SIZE, 28, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
+    return measurement.fit(
+        trial, train, lambda batches: model.fit(x[: batches * c.BATCH_SIZE], y[: batches * c.BATCH_SIZE],
+                                                batch_size=c.BATCH_SIZE, verbose=0),
+        batches_per_epoch=-(-len(x) // c.BATCH_SIZE), batch_size=c.BATCH_SIZE, flops=flops, unit="images/s",
+    )  # fmt: skip
+
+
+def published(c, row, mode, device):
+    return PUBLISHED.get(row, {}) if device == "gpu" else {}
+
+
+GPUS = ("K80", "P100")
+LAYOUT = {
+    "title": "MNIST, one image row per step",
+    "question": "How much faster than the vanilla LSTM does the cuDNN LSTM train, and what does it cost in accuracy? "
+    "Two LSTM layers of 128 units, Dense(32), Dense(10), batch 32, 3 epochs, through model.fit; validation on the test set.",
+    "tables": [
+        {"title": "Accuracy and training time", "mode": "fit", "device": None, "plot": "throughput.value",
+         "columns": [["(acc, val_acc)", "accuracy", "pair"],
+                     *([f"{gpu}, published (acc, val_acc)", f"published.{gpu} (acc, val_acc)", "pair"] for gpu in GPUS),
+                     ["time (s)", "fit_s", ".1f"],
+                     *([f"{gpu}, published (s)", f"published.{gpu} (s)", ".2f"] for gpu in GPUS),
+                     ["step faster than keras", "throughput.value", "speedup:keras"],
+                     ["s per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["first call (s)", "first_call_s", ".1f"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
+                     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
+    ],
+    "footnotes": [
+        "Time is the whole fit with its validations; s per epoch and ms per step are the training part alone; the first "
+        "call (tracing, compiling, one batch) comes before.",
+        "The published vanilla LSTM used activation=\"relu\"; here it is tanh in every row, which cuDNN computes too.",
+        "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
+        "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
+    ],
+    "headline": {"table": 0, "columns": ["(acc, val_acc)", "time (s)", "step faster than keras", "ms per step",
+                                         "K80, published (s)", "P100, published (s)"]},
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    modes=lambda flags: ("fit",), published=published,
+    protocol=lambda c: CONFIGS["published"] | {"TRAIN_SEQUENCES": None},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(benchmark.main(BENCHMARK))

@@ -1,0 +1,224 @@
+"""Words per second and perplexity of an LSTM language model on PTB.
+
+python benchmarks/ptb.py                                  # speed of every row, this machine
+python benchmarks/ptb.py --rows=keras_cudnn --config=small
+python benchmarks/ptb.py --train --config=small --rows=keras_cudnn    # the whole schedule, test perplexity
+python benchmarks/ptb.py --list
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import benchmark
+from models import stacks
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = None               # one of CONFIGS; None: the preset's
+CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutorial
+    "small": dict(UNITS=200, TIME_STEPS=20, KEEP_PROB=1.0, CLIP_NORM=5.0, EPOCHS=13, FLAT_EPOCHS=4, LR_DECAY=0.5,
+                  INIT_SCALE=0.1),
+    "medium": dict(UNITS=650, TIME_STEPS=35, KEEP_PROB=0.5, CLIP_NORM=5.0, EPOCHS=39, FLAT_EPOCHS=6, LR_DECAY=0.8,
+                   INIT_SCALE=0.05),
+    "large": dict(UNITS=1500, TIME_STEPS=35, KEEP_PROB=0.35, CLIP_NORM=10.0, EPOCHS=55, FLAT_EPOCHS=14,
+                  LR_DECAY=1 / 1.15, INIT_SCALE=0.04),
+}
+PRESETS = {
+    "full": dict(CONFIG="large", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, ROW_LIMIT_S=7200.0, ROW_BUDGET_S=30.0),
+    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, ROW_LIMIT_S=300.0, ROW_BUDGET_S=30.0,
+                  EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
+}
+UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next seven
+TIME_STEPS = None           # steps per sequence
+KEEP_PROB = None            # 1 - dropout, on the embedding and on every layer's output
+CLIP_NORM = None            # bound of the gradients' global norm
+EPOCHS = None               # of --train
+FLAT_EPOCHS = None          # epochs before the learning rate falls
+LR_DECAY = None             # factor per epoch after that
+INIT_SCALE = None           # --train starts from uniform random weights within this
+NUM_LAYERS = 2              # LSTM layers
+BATCH_SIZE = 20             # sequences
+VOCABULARY = 10000          # words
+LEARNING_RATE = 1.0         # of SGD
+TRAIN_WORDS = None          # words to train on; None: all, or the preset's
+EVAL_WORDS = None           # words to validate and to test on; None: all, or the preset's
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+LOSS_SCALE = 1024.0         # static, of fp16
+SEED = 1                    # of the weights and states
+WARMUP_BATCHES = 10         # before the clock starts
+TIMED_BATCHES = None        # per block; None: the preset's, as for the next four
+BLOCKS = None               # timed blocks per process
+PROCESSES = None            # processes per row
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped
+ROW_BUDGET_S = None         # s; a row that has taken longer gets no further process
+MIN_BLOCK_S = 0.25          # s; a block is the multiple of TIMED_BATCHES that fills it
+STAGED_BATCHES = 8          # batches on the device, taken in turn
+# ---------------------------------------------------------------------------
+# fmt: on
+
+ROW_NAMES = ("while_loop", "static_graph", "block_fused", "keras", "keras_cudnn")
+ROWS_TABLE = {
+    name: benchmark.Row(
+        stacks.IMPLEMENTATIONS[name].what,
+        lambda c, made=stacks.IMPLEMENTATIONS[name]: stacks.evidence(made, c.NUM_LAYERS, c.TIME_STEPS),
+        stacks.IMPLEMENTATIONS[name].needs_gpu,
+    )
+    for name in ROW_NAMES
+}
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
+
+
+def load(c, located):
+    """Penn Treebank (or the embedded text)."""
+    from harness import data
+
+    return data.ptb(*located)
+
+
+def start(c, text):
+    """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
+    from harness import data
+    from models import weights
+
+    inputs, targets = data.language_model_batches(words(c, text.train, c.TRAIN_WORDS), c.BATCH_SIZE, c.TIME_STEPS)
+    batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
+    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return weights.large_random(shapes(c), c.SEED), states, batches
+
+
+def shapes(c):
+    from models import weights
+
+    return weights.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+
+
+def words(c, tokens, limit):
+    return tokens[:limit].clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
+
+
+def reference(c, text):
+    """What every row is held against, in float64."""
+    from models import expected
+    from models.reference_networks import SGD
+
+    optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
+    return expected.language_model("sum_over_time", optimizer, *start(c, text), carry_states=True)
+
+
+def run_row(row, c, measurement):
+    """Build the row's model from the canonical weights, prove it, and time its steps or run the whole schedule."""
+    import keras
+
+    from models.language_model import COMPUTE_DTYPE, LanguageModel
+
+    keras.utils.set_random_seed(c.SEED)  # of the dropout masks
+    weights, states, batches = start(c, measurement.data)
+    stack = stacks.IMPLEMENTATIONS[row].stack(weights, c.NUM_LAYERS, COMPUTE_DTYPE[measurement.precision])
+    model = LanguageModel(
+        stack, weights, states, batches, keras.optimizers.SGD(c.LEARNING_RATE), reduction="sum_over_time",
+        clip_norm=c.CLIP_NORM, keep_prob=c.KEEP_PROB, carry_states=True,
+        loss_scale=c.LOSS_SCALE,
+    )  # fmt: skip
+    if "train" in c.FLAGS:
+        return measurement.training(model, lambda timed: train(c, model, measurement.data, timed))
+    flops = 3 * stacks.language_model_flops(c.BATCH_SIZE * c.TIME_STEPS, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"train": flops}, c.BATCH_SIZE * c.TIME_STEPS, "words/s")
+
+
+def train(c, model, text, timed):
+    """The published schedule: perplexity after the last epoch, seconds of each epoch's training part."""
+    from harness import data
+    from models import weights
+
+    def staged(tokens, limit, batch_size):
+        batches = data.language_model_batches(words(c, tokens, limit), batch_size, c.TIME_STEPS)
+        return [model.stage(*batch) for batch in zip(*batches, strict=True)]
+
+    zero = {size: weights.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
+    model.start_from(weights.uniform(shapes(c), c.INIT_SCALE, c.SEED), zero[c.BATCH_SIZE])
+    training, validation = (
+        staged(text.train, c.TRAIN_WORDS, c.BATCH_SIZE),
+        staged(text.valid, c.EVAL_WORDS, c.BATCH_SIZE),
+    )
+    epoch_s, losses = [], []
+    for epoch in range(c.EPOCHS):
+        rate = c.LEARNING_RATE * c.LR_DECAY ** max(epoch + 1 - c.FLAT_EPOCHS, 0)
+        seconds, loss = timed(lambda rate=rate: model.train_epoch(training, rate))
+        epoch_s.append(seconds)
+        losses.append(loss)
+        valid = model.evaluate(validation, zero[c.BATCH_SIZE])
+        print(
+            f"epoch {epoch + 1}/{c.EPOCHS}: rate {rate:.4g}, train {math.exp(loss):.2f}, valid {math.exp(valid):.2f}",
+            flush=True,
+        )
+    test = staged(text.test, c.EVAL_WORDS, 1)
+    rest = data.language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
+    test += [model.stage(*rest)] if rest[0].size else []  # no tail is dropped
+    tested = model.evaluate(test, zero[1])
+    return {
+        "losses": losses, "epoch_s": epoch_s, "batches_per_epoch": len(training),
+        "perplexity": {"train": math.exp(losses[-1]), "valid": math.exp(valid), "test": math.exp(tested)},
+        "items_per_batch": c.BATCH_SIZE * c.TIME_STEPS, "unit": "words/s",
+    }  # fmt: skip
+
+
+def published(c, row, mode, device):
+    if mode == "fit":
+        return {"test": PUBLISHED["test_perplexity"][c["CONFIG"]]}
+    return PUBLISHED["speed"].get(row, {}) if c["CONFIG"] == "large" and device == "gpu" else {}
+
+
+P40 = [
+    ["P40, published (words/s)", "published.P40 (words/s)", ",.0f"],
+    ["P40, published (speedup)", "published.P40 (speedup)", ".1f"],
+]
+LAYOUT = {
+    "title": "PTB language model",
+    "question": "How many words per second does each LSTM train in TensorFlow, and what perplexity does it reach? Two "
+    "layers, batch 20, vocabulary 10,000, SGD 1.0, gradients clipped by their global norm, states carried from batch to batch.",
+    "tables": [
+        {"title": "Training speed", "mode": "train", "device": None, "plot": "throughput.value",
+         "plot_published": {"P40, published": "published.P40 (words/s)"},
+         "columns": [["words/s", "throughput.value", ",.0f"],
+                     ["speedup over BasicLSTMCell", "throughput.value", "speedup:while_loop"],
+                     ["ms per batch", "step_ms", "median_range"], *P40,
+                     ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
+                     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
+                     ["GPU memory in use, NVML", "memory_peak_bytes.nvml", "bytes"],
+                     ["share of a large matmul's FLOP/s", "share_of_matmul", "percent"],
+                     ["first call (s)", "first_call_s", ".1f"]]},
+        {"title": "Perplexity after training", "mode": "fit", "device": None, "plot": None,
+         "columns": [["train", "perplexity.train", ".2f"], ["validation", "perplexity.valid", ".2f"],
+                     ["test", "perplexity.test", ".2f"], ["test, published", "published.test", ".2f"],
+                     ["training time (s)", "fit_s", ".1f"], ["s per epoch", "epoch_s", "median_range"],
+                     ["words/s", "throughput.value", ",.0f"], ["first call (s)", "first_call_s", ".1f"]]},
+    ],
+    "footnotes": [
+        "Published words per second: large config, one NVIDIA Tesla P40, TensorFlow 1.8; 80 to 85 % utilisation, 100 % memory.",
+        "Validation with batch 20, test with batch 1; both carry states from the first word to the last.",
+        "Training time holds the validation after every epoch and the test; s per epoch does not.",
+    ],
+    "extra_rows": [
+        {"row": "cudnn_stack", "description": "CudnnLSTM: the whole stack in one cuDNN call", "reason": "not measured yet",
+         "published": PUBLISHED["speed"]["cudnn_stack"], "table": 0, "config": "large", "device": "gpu"},
+        {"row": "while_loop, 2 GPUs", "description": "BasicLSTMCell, data parallel", "reason": "not measured yet",
+         "published": PUBLISHED["speed"]["two_gpus"], "table": 0, "config": "large", "device": "gpu"},
+    ],
+    "headline": {"table": 0, "columns": ["words/s", "speedup over BasicLSTMCell", "ms per batch", "P40, published (words/s)"]},
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    flags={"train": "run the config's whole schedule and report perplexity instead of speed"},
+    modes=lambda flags: ("fit",) if "train" in flags else ("train",), published=published,
+    protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(
+        NUM_LAYERS=2, BATCH_SIZE=20, VOCABULARY=10000, LEARNING_RATE=1.0, TRAIN_WORDS=None, EVAL_WORDS=None),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(benchmark.main(BENCHMARK))

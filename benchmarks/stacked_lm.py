@@ -1,0 +1,175 @@
+"""Sequences per second of a stacked LSTM language model, forward-only and entire training, by every way TensorFlow has.
+
+python benchmarks/stacked_lm.py                                     # every row, this machine
+python benchmarks/stacked_lm.py --rows=keras,keras_cudnn --precision=fp16
+python benchmarks/stacked_lm.py --full --device=cpu                 # the published protocol on a CPU
+python benchmarks/stacked_lm.py --list
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import benchmark
+from models import stacks
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = None               # one of CONFIGS; None: the preset's
+CONFIGS = {
+    "published": dict(VOCABULARY=10001, EMBEDDING=128, UNITS=256, NUM_LAYERS=3, TIME_STEPS=50, BATCH_SIZE=128),
+    "quick": dict(VOCABULARY=10001, EMBEDDING=128, UNITS=256, NUM_LAYERS=3, TIME_STEPS=20, BATCH_SIZE=8),
+}
+PRESETS = {
+    "full": dict(CONFIG="published", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, ROW_LIMIT_S=600.0, ROW_BUDGET_S=30.0),
+    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, ROW_LIMIT_S=180.0, ROW_BUDGET_S=30.0),
+}
+VOCABULARY = None           # words; None: the config's, as for the next five
+EMBEDDING = None            # width of the embedding
+UNITS = None                # LSTM units per layer
+NUM_LAYERS = None           # LSTM layers
+TIME_STEPS = None           # steps per sequence
+BATCH_SIZE = None           # sequences per batch
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+LEARNING_RATE = 1e-3        # of Adam
+LOSS_SCALE = 65536.0        # static, of fp16
+SEED = 1                    # of the weights and states
+WARMUP_BATCHES = 10         # before the clock starts
+TIMED_BATCHES = None        # per block; None: the preset's, as for the next four
+BLOCKS = None               # timed blocks per process
+PROCESSES = None            # processes per row
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped
+ROW_BUDGET_S = None         # s; a row that has taken longer gets no further process
+MIN_BLOCK_S = 0.25          # s; a block is the multiple of TIMED_BATCHES that fills it
+STAGED_BATCHES = 8          # batches on the device, taken in turn
+# ---------------------------------------------------------------------------
+# fmt: on
+
+ROWS_TABLE = {
+    name: benchmark.Row(
+        made.what, lambda c, made=made: stacks.evidence(made, c.NUM_LAYERS, c.TIME_STEPS), made.needs_gpu
+    )
+    for name, made in stacks.IMPLEMENTATIONS.items()
+}
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stacked_lm"]
+
+
+def load(c, located):
+    """Penn Treebank (or the embedded text)."""
+    from harness import data
+
+    return data.ptb(*located)
+
+
+def start(c, text):
+    """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
+    from harness import data
+    from models import weights
+
+    shapes = weights.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
+    tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
+    inputs, targets = data.language_model_batches(tokens, c.BATCH_SIZE, c.TIME_STEPS)
+    batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
+    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return weights.large_random(shapes, c.SEED), states, batches
+
+
+def reference(c, text):
+    """What every row is held against, in float64."""
+    from models import expected
+    from models.reference_networks import Adam
+
+    return expected.language_model("mean", Adam(c.LEARNING_RATE), *start(c, text), carry_states=False)
+
+
+def run_row(row, c, measurement):
+    """Build the row's model from the canonical weights, prove it, time it."""
+    import keras
+
+    from models.language_model import COMPUTE_DTYPE, LanguageModel
+
+    weights, states, batches = start(c, measurement.data)
+    made = stacks.IMPLEMENTATIONS[row]
+    stack = made.stack(weights, c.NUM_LAYERS, COMPUTE_DTYPE[measurement.precision])
+    adam = keras.optimizers.Adam(c.LEARNING_RATE)
+    model = LanguageModel(stack, weights, states, batches, adam, loss_scale=c.LOSS_SCALE, eager=made.eager)
+    flops = stacks.language_model_flops(c.BATCH_SIZE * c.TIME_STEPS, c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"forward": flops, "train": 3 * flops}, c.BATCH_SIZE, "sequences/s")
+
+
+def published(c, row, mode, device):
+    figures = PUBLISHED[device].get(row, {}).get(mode)
+    return dict(zip(("wall", "elapsed", "sequences"), figures, strict=True)) if figures else {}
+
+
+COLUMNS = [
+    ["wall time (s)", "step_ms.median", ".5f*0.001"],
+    ["elapsed time, 50 batches (s)", "step_ms.median", ".4f*0.05"],
+    ["sequences/s", "throughput.value", ",.1f"],
+    ["ms per batch", "step_ms", "median_range"],
+    ["against keras", "throughput.value", "speedup:keras"],
+    ["published wall time (s)", "published.wall", ".4f"],
+    ["published elapsed time (s)", "published.elapsed", ".4f"],
+    ["published sequences/s", "published.sequences", ",.4f"],
+    ["first call (s)", "first_call_s", ".1f"],
+    ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
+    ["GPU utilisation", "gpu_utilisation", ".0f"],
+    ["share of a large matmul's FLOP/s", "share_of_matmul", "percent"],
+]
+CONTRADICTIONS = [
+    ("cpu", "while_loop", "train", "As printed, but 0.921 s per batch is 46.05 s for 50 batches, not 46.4985 s."),
+    (
+        "cpu",
+        "static_eager",
+        "train",
+        "As printed, but elapsed time and sequences/s are those of the document's GPU table.",
+    ),
+    (
+        "cpu",
+        "static_graph",
+        "train",
+        "As printed, but elapsed time and sequences/s are those of the document's GPU table.",
+    ),
+    ("gpu", "static_eager", "forward", "As printed, but 128 sequences in 1.2839 s are 99.7 sequences/s, not 9.6939."),
+]
+PYTORCH = {
+    "torch_cells": "PyTorch, cell by cell", "torch_jit": "PyTorch, TorchScript on the outer scope",
+    "torch_static": "nn.LSTMCell unrolled", "torch_static_jit": "nn.LSTMCell unrolled, TorchScript on the outer scope",
+    "torch_lstm": "nn.LSTM",
+}  # fmt: skip
+LAYOUT = {
+    "title": "Stacked LSTM language model",
+    "question": "How many sequences per second does each way to run a stacked LSTM language model in TensorFlow manage? "
+    "Vocabulary 10,001, embedding 128, 3 layers of 256 units, 50 steps, batch 128 in the published config. Published "
+    "figures: GPU GeForce RTX 2080 Ti, CPU an Intel Xeon of 6 cores (model 63); TensorFlow 2.0.0-alpha0, CUDA 10.0, cuDNN 7.6.2.",
+    "tables": [
+        {"title": f"{title}, Adam 1e-3" if mode == "train" else title, "mode": mode, "device": None, "columns": COLUMNS,
+         "plot": "throughput.value", "plot_published": {"published": "published.sequences"}}
+        for title, mode in (("Entire training", "train"), ("Forward only", "forward"))
+    ],
+    "footnotes": [
+        "Forward only: logits and loss with training=False. The initial state of every batch is the same tensor; it is "
+        "an argument of the timed function, so its values do not change the work. Initial values are the proof's: "
+        "large random weights, states that are not zero.",
+        *({"device": device, "row": row, "mode": mode, "column": "published elapsed time (s)", "text": text}
+          for device, row, mode, text in CONTRADICTIONS),
+    ],
+    "extra_rows": [
+        {"row": row, "description": what, "published": {}, "reason": "left empty in the document; not measured yet",
+         "table": table, "config": "published"}
+        for table in (0, 1) for row, what in PYTORCH.items()
+    ],
+    "headline": {"table": 0, "columns": ["ms per batch", "sequences/s", "against keras", "published sequences/s"]},
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    modes=lambda flags: ("forward", "train"), published=published,
+    protocol=lambda c: CONFIGS["published"] | {"LEARNING_RATE": 1e-3},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(benchmark.main(BENCHMARK))

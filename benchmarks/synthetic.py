@@ -1,0 +1,158 @@
+"""A first look at a cuDNN LSTM in Keras: a small stack learns a synthetic task.
+
+python benchmarks/synthetic.py                             # every row, this machine
+python benchmarks/synthetic.py --rows=keras_cudnn --bidirectional=true --epochs=10
+python benchmarks/synthetic.py --list
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import benchmark
+from harness.errors import UserError
+from models import stacks
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = "template"         # one of CONFIGS
+CONFIGS = {
+    "template": dict(UNITS=64, NUM_LAYERS=2, DROPOUT=0.2, NUM_SEQUENCES=10000, TIME_STEPS=10, BATCH_SIZE=64,
+                     LEARNING_RATE=1e-3, EPOCHS=50),
+}
+PRESETS = {
+    "full": dict(ROW_LIMIT_S=600.0),
+    "quick": dict(EPOCHS=5, ROW_LIMIT_S=180.0),
+}
+UNITS = None                # LSTM units per layer and direction; None: the config's, as for the next seven
+NUM_LAYERS = None           # LSTM layers
+DROPOUT = None              # behind every LSTM layer
+NUM_SEQUENCES = None        # 80 % to train, 10 % to validate, 10 % to test
+TIME_STEPS = None           # steps of two inputs per sequence
+BATCH_SIZE = None           # sequences
+LEARNING_RATE = None        # of Adam
+EPOCHS = None               # passes over the training set
+BIDIRECTIONAL = False       # whether every layer runs in both directions
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+LOSS_SCALE = 1024.0         # static, of fp16
+SEED = 1                    # of the sequences, the weights, the order and the dropout masks
+PROCESSES = 1               # a whole training runs once
+STAGED_BATCHES = 8          # batches of the proof
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's
+# ---------------------------------------------------------------------------
+# fmt: on
+
+
+def evidence(made, c):
+    """A bidirectional layer runs two LSTMs."""
+    return stacks.fit_evidence(made, c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.DEVICE)
+
+
+ROWS_TABLE = {
+    name: benchmark.Row(made.what, lambda c, made=made: evidence(made, c), made.needs_gpu)
+    for name, made in stacks.FIT_IMPLEMENTATIONS.items()
+}
+
+
+def load(c, located):
+    """The generated sequences; the same for every --data."""
+    from harness import data
+
+    sequences = data.synthetic(c.NUM_SEQUENCES, c.TIME_STEPS, c.SEED)
+    if len(sequences.x_train) < c.BATCH_SIZE:
+        raise UserError(
+            f"--batch-size={c.BATCH_SIZE}: expected at most the {len(sequences.x_train)} training sequences"
+        )
+    return sequences
+
+
+def start(c, sequences):
+    """Weights, states and batches of the proof: the same bytes in every row."""
+    from models import weights
+
+    shapes = weights.classifier_shapes(2, c.UNITS, c.NUM_LAYERS, (), 2, bidirectional=c.BIDIRECTIONAL)
+    size = min(c.STAGED_BATCHES, len(sequences.x_train) // c.BATCH_SIZE) * c.BATCH_SIZE  # whole batches
+    states = weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, bidirectional=c.BIDIRECTIONAL)
+    return shapes, weights.large_random(shapes, c.SEED), states, (sequences.x_train[:size], sequences.y_train[:size])
+
+
+def reference(c, sequences):
+    """What every row is held against, in float64."""
+    from models import expected
+    from models.reference_networks import Adam
+
+    _, weights, states, (x, y) = start(c, sequences)
+    steps = range(0, len(x), c.BATCH_SIZE)
+    batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
+    return expected.classifier(Adam(c.LEARNING_RATE), weights, states, batches)
+
+
+def run_row(row, c, measurement):
+    """Build the row's model, prove it, train it once, test it with training=False."""
+    import keras
+
+    from models import weights
+    from models.classifier import ClassifierTrial, build_classifier
+
+    keras.utils.set_random_seed(c.SEED)
+    sequences, made = measurement.data, stacks.FIT_IMPLEMENTATIONS[row]
+    shapes, large, _, batches = start(c, sequences)
+    model = build_classifier(
+        (c.TIME_STEPS, 2), c.UNITS, c.NUM_LAYERS, 2, lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
+        use_cudnn=made.use_cudnn, jit_compile=made.jit_compile, bidirectional=c.BIDIRECTIONAL,
+        precision=measurement.precision, loss_scale=c.LOSS_SCALE,
+        optimizer=keras.optimizers.Adam(c.LEARNING_RATE), seed=c.SEED,
+    )  # fmt: skip
+    trial = ClassifierTrial(model, large, *batches, c.BATCH_SIZE)
+
+    count = (
+        len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE
+    )  # whole batches: a smaller last one is another traced step
+    x, y = sequences.x_train[:count], sequences.y_train[:count]
+
+    def train(callback):
+        trial.load(weights.keras_default(shapes, c.SEED))
+        history = model.fit(
+            x, y, batch_size=c.BATCH_SIZE, epochs=c.EPOCHS, callbacks=[callback],
+            validation_data=(sequences.x_valid, sequences.y_valid), verbose=2,
+        ).history  # fmt: skip
+        tested = model.evaluate(sequences.x_test, sequences.y_test, verbose=0, return_dict=True)["accuracy"]
+        return {"losses": history["loss"], "accuracy": {"val_acc": history["val_accuracy"][-1], "test_acc": tested}}
+
+    directions = 1 + c.BIDIRECTIONAL
+    flops = 3 * stacks.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
+    return measurement.fit(
+        trial, train, lambda batches: model.fit(x[: batches * c.BATCH_SIZE], y[: batches * c.BATCH_SIZE],
+                                                batch_size=c.BATCH_SIZE, verbose=0),
+        batches_per_epoch=-(-len(x) // c.BATCH_SIZE), batch_size=c.BATCH_SIZE, flops=flops, unit="sequences/s",
+    )  # fmt: skip
+
+
+LAYOUT = {
+    "title": "Synthetic task",
+    "question": "What does a small LSTM stack in Keras gain from cuDNN? 10,000 sequences of 10 steps × 2 inputs, a binary "
+    "label from the sign of a noisy mean of non-linear terms; 2 layers of 64 units, batch 64, Adam 1e-3, dropout 0.2, 50 epochs.",
+    "tables": [
+        {"title": "Accuracy and training time", "mode": "fit", "device": None, "plot": "throughput.value",
+         "columns": [["validation accuracy", "accuracy.val_acc", ".4f"], ["test accuracy", "accuracy.test_acc", ".4f"],
+                     ["time (s)", "fit_s", ".1f"], ["step faster than keras", "throughput.value", "speedup:keras"],
+                     ["s per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["first call (s)", "first_call_s", ".1f"],
+                     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
+    ],
+    "footnotes": [
+        "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
+        "with training=False.",
+    ],
+    "headline": {"table": 0, "columns": ["test accuracy", "time (s)", "step faster than keras", "ms per step"]},
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    modes=lambda flags: ("fit",), protocol=lambda c: {}, published=lambda c, row, mode, device: {},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(benchmark.main(BENCHMARK))
