@@ -1,0 +1,139 @@
+"""Small cases of the benchmarks' rows, and the proof that a row's process puts them through, for any device."""
+
+import functools
+from collections.abc import Mapping
+from unittest import mock
+
+import numpy as np
+
+from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
+from harness.tensorflow_runtime import TensorFlowRuntime
+from models import expected, stacks, weights
+from models.reference_networks import SGD, Adam
+
+VOCABULARY, EMBEDDING, UNITS, LAYERS, STEPS, BATCH, BATCHES = 1000, 64, 128, 2, 10, 32, 6
+FEATURES, CLASSES, DENSE, CLASSIFIER_UNITS = 28, 10, 32, 64
+CLIP_NORM = 1.0  # below the norm of the first gradients, 1.4, so that clipping does something
+LOSS_SCALE = 4096.0  # of fp16 here: 320 tokens a batch, so the largest logit gradient is 13
+
+
+def make_runtime(device: str, precision: str) -> TensorFlowRuntime:
+    """A runtime in a process whose TensorFlow may run already, and then refuses another number of threads."""
+    import tensorflow as tf
+
+    with mock.patch.object(tf.config.threading, "set_intra_op_parallelism_threads"):
+        return TensorFlowRuntime(device, precision, threads=1)
+
+
+def execute_in(precision: str) -> None:
+    """Switch TF32 for all that runs from now on. Seeding drops the eager kernels, whose cuDNN descriptors hold the old one."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+    tf.random.set_seed(1)
+
+
+# --- language model -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def language_model_start():
+    """Weights, states and batches of the proof."""
+    shapes = weights.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS)
+    tokens = np.random.default_rng(4).integers(0, VOCABULARY, (BATCHES, 2, BATCH, STEPS))
+    return (
+        weights.large_random(shapes, seed=1),
+        weights.random_states(LAYERS, BATCH, UNITS, seed=1),
+        [tuple(pair) for pair in tokens],
+    )
+
+
+@functools.cache
+def language_model_reference(ptb: bool = False) -> dict:
+    """Of the stacked LM's kind (Adam, mean loss), or of PTB's (SGD, clipping, sum over time, states carried)."""
+    reduction, optimizer = ("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM)) if ptb else ("mean", Adam(1e-3))
+    return expected.language_model(reduction, optimizer, *language_model_start(), carry_states=ptb)
+
+
+def language_model(row: str, precision: str, ptb: bool = False):
+    """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout."""
+    import keras
+
+    from models.language_model import COMPUTE_DTYPE, LanguageModel
+
+    made, start = stacks.IMPLEMENTATIONS[row], language_model_start()
+    stack = made.stack(start[0], LAYERS, COMPUTE_DTYPE[precision])
+    if not ptb:
+        adam = keras.optimizers.Adam(1e-3)
+        return LanguageModel(stack, *start, adam, loss_scale=LOSS_SCALE, eager=made.eager)
+    return LanguageModel(
+        stack, *start, keras.optimizers.SGD(1.0), loss_scale=LOSS_SCALE / STEPS, eager=made.eager,
+        reduction="sum_over_time", clip_norm=CLIP_NORM, keep_prob=0.5, carry_states=True,
+    )  # fmt: skip
+
+
+def kernel_of(row: str) -> Kernel:
+    """What the row's name promises to run."""
+    return Kernel(**stacks.evidence(stacks.IMPLEMENTATIONS[row], LAYERS, STEPS))
+
+
+def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
+    """The proof of one mode, in the order in which harness.measurement goes through it."""
+    proof = Proof(label)
+    trial.restore()
+    proof.outputs(trial.outputs(), reference["outputs"])
+    if mode == "train":
+        proof.training(trial, reference)
+    else:
+        proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
+    step = getattr(trial, mode)
+    proof.what_ran(runtime.profile(lambda: step(trial.batches[0])), kernel, runtime.device)
+    return proof
+
+
+# --- classifier ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def classifier_start():
+    """Weights, inputs and labels of the proof."""
+    shapes = weights.classifier_shapes(FEATURES, CLASSIFIER_UNITS, LAYERS, (DENSE,), CLASSES)
+    rng = np.random.default_rng(5)
+    inputs = rng.uniform(0, 1, (BATCHES * BATCH, STEPS, FEATURES)).astype(np.float32)
+    return weights.large_random(shapes, seed=1), inputs, rng.integers(0, CLASSES, BATCHES * BATCH)
+
+
+@functools.cache
+def classifier_reference() -> dict:
+    """Of mnist.py's kind: Adam whose rate falls."""
+    start, inputs, labels = classifier_start()
+    batches = [(inputs[k : k + BATCH], labels[k : k + BATCH]) for k in range(0, len(inputs), BATCH)]
+    states = weights.zero_states(LAYERS, BATCH, CLASSIFIER_UNITS)
+    return expected.classifier(Adam(1e-3, decay=1e-5), start, states, batches)
+
+
+def classifier(row: str, precision: str):
+    """A row of mnist.py, with dropout, as the proof needs it."""
+    import keras
+
+    from models.classifier import ClassifierTrial, build_classifier
+
+    made = stacks.FIT_IMPLEMENTATIONS[row]
+    schedule = keras.optimizers.schedules.InverseTimeDecay(1e-3, 1, 1e-5)
+    model = build_classifier(
+        (STEPS, FEATURES), CLASSIFIER_UNITS, LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(0.2, 0.1),
+        dense_dropout=0.2, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile, precision=precision,
+        loss_scale=LOSS_SCALE / 4, optimizer=keras.optimizers.Adam(schedule), seed=1,
+    )  # fmt: skip
+    return ClassifierTrial(model, *classifier_start(), BATCH)
+
+
+def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
+    """The proof of a trial whose steps run inside `fit`, in the order of harness.measurement."""
+    trial.train_steps(1)
+    proof = Proof(label)
+    trial.restore()
+    proof.outputs(trial.outputs(), classifier_reference()["outputs"])
+    proof.training(trial, classifier_reference())
+    proof.what_ran(runtime.profile(lambda: trial.train_steps(UPDATE_STEPS)), kernel, runtime.device)
+    return proof

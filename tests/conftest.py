@@ -1,0 +1,33 @@
+"""TensorFlow for the tests: quiet, under Keras' own backend of the suite, and configured once per process."""
+
+import functools
+import os
+import sys
+
+import pytest
+
+os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@functools.cache
+def _configured():
+    from harness import machine
+    from harness.tensorflow_runtime import TensorFlowRuntime
+
+    return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())
+
+
+def pytest_collection_finish():
+    """TensorFlow takes its number of threads before its first tensor, whichever module's tests come first."""
+    if "tensorflow" in sys.modules:
+        _configured()
+
+
+@pytest.fixture(scope="session")
+def tensorflow_runtime():
+    """harness.tensorflow_runtime.TensorFlowRuntime of this process: cpu, fp32."""
+    runtime = _configured()
+    if runtime._tf.config.list_logical_devices("GPU"):
+        pytest.skip("proves on the CPU, and TensorFlow would use the GPU: set CUDA_VISIBLE_DEVICES= to run it")
+    return runtime

@@ -1,0 +1,273 @@
+"""run_all.sh from the outside: what it installs and when, what it refuses, and one whole run on tiny settings.
+
+Installing is tested with a stand-in Python whose `-m venv` and `-m pip` only take notes; what pip would make of the
+requirements on a machine with and without a GPU is resolved by the real one.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import jobs, records, suite
+
+PROJECT = Path(__file__).resolve().parents[1]
+PATH = "/usr/local/bin:/usr/bin:/bin"
+# A Python whose version can be set, and that takes notes of what it is asked to install.
+PYTHON = """#!/usr/bin/env bash
+here=$(dirname "$0")
+case "$*" in
+  "-V") echo "Python 3.{minor}.0" ;;
+  *sys.version_info*) echo {minor} ;;
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv" >>"{log}" ;;
+  "-m pip "*)
+    echo "pip $*" >>"{log}"
+    if [ -e "{folder}/pip-hangs" ]; then sleep 30; fi
+    if [ -e "{folder}/pip-fails" ]; then exit 1; fi ;;
+  *) exec "{real}" "$@" ;;
+esac
+"""
+SCRIPT = '''"""A stand-in for a benchmark."""
+# -----
+CONFIG = "small"
+CONFIGS = {"small": {"UNITS": 8}, "large": {"UNITS": 16}}
+UNITS = None  # per layer
+ROWS = "all"
+PRECISION = "fp32"
+# -----
+import sys
+import time
+print("row starts at", time.time())
+'''
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+class Checkout:
+    """A copy of the project's own files, with stand-in benchmarks, in a folder with a space in its name."""
+
+    def __init__(self, folder: Path):
+        self.root = folder / "a check out"
+        self.bin = folder / "bin"
+        self.log = folder / "log"
+        self.folder = folder
+        self.root.mkdir()
+        self.bin.mkdir()
+        for name in ("run_all.sh", "run_tests.sh", *(path.name for path in PROJECT.glob("requirements*.txt"))):
+            shutil.copy(PROJECT / name, self.root)
+        shutil.copytree(PROJECT / "harness", self.root / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.root / "benchmarks").mkdir()
+        for name in dict.fromkeys(name for name, _ in jobs.JOBS["quick"]):
+            (self.root / "benchmarks" / f"{name}.py").write_text(SCRIPT)
+        self.python()
+        self.nvidia_smi("exit 9")
+
+    def python(self, name: str = "python3", minor: int = sys.version_info[1]) -> Path:
+        text = PYTHON
+        for key, value in {"log": self.log, "folder": self.folder, "real": sys.executable, "minor": minor}.items():
+            text = text.replace(f"{{{key}}}", str(value))
+        return write_program(self.bin / name, text)
+
+    def nvidia_smi(self, does: str) -> None:
+        write_program(self.bin / "nvidia-smi", f"#!/bin/sh\n{does}\n")
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
+        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "PYTHONPATH")}
+        return subprocess.Popen(
+            [self.root / "run_all.sh", *arguments],
+            cwd=self.folder,
+            env={**kept, "PATH": f"{self.bin}:{PATH}", "CUDA_VISIBLE_DEVICES": "-1", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        process = self.start(*arguments, **environment)
+        output, errors = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    def notes(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def requirements(self) -> list[str]:
+        return [match[1] for note in self.notes() if (match := re.search(r"(requirements-?\w*\.txt)$", note))]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def test_second_run_installs_nothing_and_reaches_its_first_row_within_3_s(checkout):
+    first = checkout.run("--out=one")
+    assert first.returncode == 0, first.stderr
+    assert checkout.requirements() == ["requirements-cpu.txt"]
+    noted = checkout.notes()
+    begin = time.time()
+    second = checkout.run("--out=two")
+    assert second.returncode == 0, second.stderr
+    assert float(re.search(r"row starts at ([\d.]+)", second.stdout)[1]) - begin < 3
+    assert checkout.notes() == noted
+    assert (checkout.folder / "two" / "README.md").exists(), "--out is relative to the caller's folder"
+
+
+@pytest.mark.parametrize("does, build", [
+    ('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"', "cuda"), ("exit 9", "cpu"), ('echo "No devices were found"', "cpu"),
+])  # fmt: skip
+def test_cuda_is_installed_only_where_nvidia_smi_lists_a_gpu(checkout, does, build):
+    checkout.nvidia_smi(does)
+    assert checkout.run("--out=one").returncode == 0
+    assert checkout.requirements() == [f"requirements-{build}.txt"]
+
+
+def test_gpu_that_appears_replaces_the_cpu_build_and_one_that_goes_changes_nothing(checkout):
+    checkout.run("--out=one")
+    checkout.nvidia_smi('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"')
+    checkout.run("--out=two")
+    checkout.nvidia_smi("exit 9")
+    checkout.run("--out=three")
+    assert checkout.requirements() == ["requirements-cpu.txt", "requirements-cuda.txt"]
+
+
+def test_changed_pin_or_other_python_installs_anew(checkout):
+    checkout.run("--out=one")
+    with (checkout.root / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    checkout.run("--out=two")
+    assert checkout.notes().count("venv") == 2
+    other = checkout.python("other", minor=10)
+    assert checkout.run("--out=three", PYTHON=str(other)).returncode == 0
+    assert checkout.notes().count("venv") == 3
+
+
+def test_failed_install_is_one_line_with_status_1_and_is_redone(checkout):
+    (checkout.folder / "pip-fails").touch()
+    failed = checkout.run("--out=one")
+    assert failed.returncode == 1 and "error: requirements-cpu.txt could not be installed" in failed.stderr
+    (checkout.folder / "pip-fails").unlink()
+    assert checkout.run("--out=one").returncode == 0
+    assert checkout.notes().count("venv") == 2
+
+
+def test_interrupted_install_has_status_130_and_is_redone(checkout):
+    (checkout.folder / "pip-hangs").touch()
+    process = checkout.start("--out=one")
+    deadline = time.monotonic() + 30
+    while not checkout.requirements():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "interrupted" in errors
+    (checkout.folder / "pip-hangs").unlink()
+    assert checkout.run("--out=one").returncode == 0
+    assert checkout.notes().count("venv") == 2
+
+
+def test_foreign_venv_is_left_alone(checkout):
+    mine = checkout.root / ".venv" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    refused = checkout.run("--out=one")
+    assert refused.returncode == 2 and "--no-install" in refused.stderr
+    assert mine.exists() and checkout.notes() == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--no-install"], ["--help"]])
+@pytest.mark.parametrize("minor", [9, 14])
+def test_unsupported_python_is_refused_in_one_line(checkout, minor, arguments):
+    refused = checkout.run(*arguments, PYTHON=str(checkout.python("old", minor=minor)))
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert f"Python 3.{minor}.0" in refused.stderr and "3.10 to 3.13" in refused.stderr
+
+
+def test_newest_supported_python_is_found_where_python3_is_not(checkout):
+    checkout.python("python3", minor=9)
+    checkout.python("python3.12", minor=12)
+    write_program(checkout.bin / "python3.13", "#!/bin/sh\nexit 127\n")  # as pyenv's shim of a version not chosen
+    assert checkout.run("--out=one").returncode == 0
+    assert "Python 3.12" in (checkout.root / ".venv" / "lstm-bench-installed").read_text().splitlines()[0]
+
+
+def test_wrong_option_is_one_line_with_status_2_before_anything_is_installed(checkout):
+    for argument, word in (("--unitz=3", "--units"), ("--precision=int8", "fp16"), ("--config=huge", "large")):
+        refused = checkout.run(argument)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and word in refused.stderr
+    assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
+
+
+def test_help_works_before_anything_is_installed(checkout):
+    shown = checkout.run("--help")
+    assert shown.returncode == 0 and "--no-install" in shown.stdout and shown.stderr == ""
+    assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
+
+
+def test_no_install_uses_the_python_at_hand(checkout):
+    assert checkout.run("--no-install", "--out=one").returncode == 0
+    assert checkout.notes() == []
+
+
+@pytest.mark.parametrize("does, build", [('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"', "cuda"), ("exit 9", "cpu")])
+def test_requirements_resolve_with_cuda_only_where_there_is_a_gpu(checkout, does, build):
+    checkout.nvidia_smi(does)
+    process = checkout.start("--dry-run-install", PYTHON=sys.executable)
+    output, errors = process.communicate(timeout=600)
+    if process.returncode and re.search("connection|timed out|name resolution", errors, re.IGNORECASE):
+        pytest.skip("no package registry can be reached")
+    assert process.returncode == 0, errors
+    found = output.lower().replace("_", "-").split()
+    assert any(name.startswith("nvidia-cudnn") for name in found) == (build == "cuda")
+    assert ("tensorflow==2.21.0" if build == "cuda" else "tensorflow-cpu==2.21.0") in found
+    pinned = (PROJECT / "requirements.txt").read_text() + (PROJECT / f"requirements-{build}.txt").read_text()
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in pinned.splitlines() if "==" in line}
+    unpinned = [name for name in found if "==" in name and name.split("==")[0] not in pinned]
+    assert unpinned == ["tensorflow==2.21.0"] * (build == "cuda")  # pinned as tensorflow[and-cuda]
+
+
+TINY = ["--units=8", "--embedding=8", "--time-steps=5", "--num-sequences=256", "--train-sequences=256",
+        "--train-words=8000", "--eval-words=2000", "--epochs=1", "--warmup-batches=1", "--timed-batches=2", "--blocks=1",
+        "--min-block-s=0"]  # fmt: skip
+
+
+def test_tiny_settings_are_options_of_the_scripts_and_those_of_ci():
+    assert suite.check([*TINY, "--quick"]) == 0
+    text = (PROJECT / ".ci" / "run").read_text()
+    assert [option for option in TINY if f" {option} " not in text.replace("\n", " ")] == []
+
+
+def test_run_all_quick_writes_all_tables(tmp_path):
+    out = tmp_path / "a run"
+    command = [
+        PROJECT / "run_all.sh",
+        "--no-install",
+        "--quick",
+        "--device=cpu",
+        "--data=embedded",
+        f"--out={out}",
+        *TINY,
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, problems = records.read_run(out)
+    assert problems == [] and not [record for record in found if record["status"] == "failed"]
+    for benchmark in dict.fromkeys(name for name, _ in jobs.JOBS["quick"]):
+        assert any(record["benchmark"] == benchmark and record["status"] == "ok" for record in found)
+        page = (out / f"{benchmark}.md").read_text()
+        assert all(record["row"] in page for record in found if record["benchmark"] == benchmark)
+        assert f"{benchmark}.md" in (out / "README.md").read_text()
+    assert "mnist ran on embedded data" in done.stdout and "ptb ran on embedded data" in done.stdout
