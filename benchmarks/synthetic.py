@@ -151,7 +151,8 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
-    modes=lambda flags: ("fit",), protocol=lambda c: {}, published=lambda c, row, mode, device: {},
+    modes=lambda flags: ("fit",), protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(BIDIRECTIONAL=False),
+    published=lambda c, row, mode, device: {},
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from harness import child, machine, options, processes, records, schema
 from harness.errors import UserError
+from harness.located import locate
 from harness.provenance import NOT_SETTINGS
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
@@ -51,7 +52,7 @@ class Benchmark:
     Attributes:
         script, doc: its __file__ and __doc__.
         rows: in the tables' order.
-        load: constants, harness.data.Located → the data set (any object with `facts`). In a child.
+        load: constants, harness.located.Located → the data set (any object with `facts`). In a child.
         reference: constants, data → {"outputs", "losses", "gradients", "updates", …}, in float64. In a child, NumPy only.
         run_row: row, constants, Measurement → {mode: part}. In a child.
         layout: of the tables (harness/tables.py), less "rows".
@@ -125,6 +126,7 @@ class _Parent:
             for name, row in self.benchmark.rows.items():
                 print(f"{name:{width}}  {row.what}{' (needs an NVIDIA GPU)' if row.needs_gpu else ''}")
             return 0
+        locate(self.options.data)
         if self.echo:
             print(self.echo)
         out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))

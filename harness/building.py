@@ -226,7 +226,7 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     rows.sort(key=lambda r: (groups.index(group_of(r)), order.index(r["row"]) if r["row"] in order else len(order)))
     if not rows:
         return ["No row was proven."]
-    lines, limits = [], {}
+    lines, limits, spreads = [], {}, set()
     for record in rows:
         proof = record["proof"]
         errors = [NONE if proof.get(key) is None else f"{proof[key]:.1e}" for key in schema.ERRORS]
@@ -237,11 +237,14 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
             [plain(record["row"]), record["mode"], ", ".join(group_of(record)), *errors, result, kernel_of(proof)]
         )
         limit = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-                          for key, value in proof.get("limit", {}).items() if value)  # fmt: skip
+                          for key, value in proof.get("limit", {}).items() if value and key != "spread")  # fmt: skip
         limits.setdefault(plain(limit), {})[record["precision"]] = None
+        spreads |= {f"{value:g}" for key, value in proof.get("limit", {}).items() if key == "spread"}
     headings = ["row", "mode", "config", *(key.removesuffix("_err") for key in schema.ERRORS), "result", "what ran"]
     right = [False] * 3 + [True] * len(schema.ERRORS) + [False] * 2
     under = [f"Limits of {', '.join(precisions)}: {plain(limit)}." for limit, precisions in limits.items() if limit]
+    if spreads:
+        under.append(f"Limit of spread, the timed blocks' losses against each other: {' or '.join(sorted(spreads))}.")
     return [markdown(headings, right, lines), "", *paragraphs(under)]
 
 

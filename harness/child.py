@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import machine, processes
 from harness.errors import UserError
+from harness.located import Located, locate
 
 MATMUL = {"gpu": (8192, 10), "cpu": (2048, 3)}  # size and repeats of the plain product that shares are taken of
 
@@ -47,10 +48,9 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
 
         runtime = TensorFlowRuntime(job["device"], job["precision"], machine.physical_cores())
         return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}
-    from harness import data as data_sets
 
     embedded = job["data"]["embedded"]
-    located = data_sets.Located(None, embedded, "") if embedded else data_sets.locate(job["data"]["option"])
+    located = Located(None, embedded, "") if embedded else locate(job["data"]["option"])
     data = benchmark.load(constants, located)
     if job["task"] == "data":
         return {"facts": data.facts}

@@ -24,10 +24,9 @@ import numpy as np
 from harness import download
 from harness.download import DataError, File, Published
 from harness.errors import UserError
+from harness.located import EMBEDDED, locate
 
 PROJECT_DATA = Path(__file__).resolve().parent.parent / "data"
-ENVIRONMENT = "LSTM_BENCH_DATA"
-EMBEDDED = "embedded"
 EOS, UNK = "<eos>", "<unk>"
 VOCABULARY = 10_000  # words, PTB's own number
 
@@ -69,14 +68,6 @@ PTB = Published(
 # fmt: on
 
 
-class Located(NamedTuple):
-    """Where to look; its fields are the arguments of `mnist` and `ptb`, in order."""
-
-    folder: Path | None  # None: look everywhere
-    embedded: str  # why the embedded sets are wanted, "" when they are not
-    where: str  # who named the folder: "--data" or LSTM_BENCH_DATA
-
-
 class Mnist(NamedTuple):
     x_train: np.ndarray  # uint8 [60000, 28, 28], 0 is the background
     y_train: np.ndarray  # uint8 [60000], 0..9
@@ -101,20 +92,6 @@ class Synthetic(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     facts: dict
-
-
-def locate(option: str | None) -> Located:
-    """What `--data` (None: not given) and the environment ask for. UserError when there is no such folder."""
-    where = "--data" if option is not None else ENVIRONMENT
-    value = option if option is not None else os.environ.get(ENVIRONMENT) or None
-    if value is None:
-        return Located(None, "", where)
-    if value == EMBEDDED:
-        return Located(None, f"asked for by {where}={EMBEDDED}", where)
-    folder = Path(value).expanduser()
-    if not value or not os.path.isdir(folder):
-        raise UserError(f"{where}={value}: no such folder; expected one that holds mnist/ and ptb/, or `{EMBEDDED}`")
-    return Located(folder, "", where)
 
 
 def mnist(folder: Path | None = None, embedded: bool | str = False, where: str = "--data") -> Mnist:

@@ -254,11 +254,6 @@ def departs_from_protocol(constants: Mapping[str, object], protocol: Mapping[str
     return [name for name, value in protocol.items() if name not in constants or constants[name] != value]
 
 
-def overridden(options: Options, constants: Mapping[str, object], protocol: Mapping[str, object]) -> set[str]:
-    """Names given on the command line, whatever their value, and names that depart from the protocol."""
-    return {*options.values, *departs_from_protocol(constants, protocol)}
-
-
 def echo(resolved: Mapping[str, object], header: Header, preset: str | None = None) -> str:
     """One line of the constants that the user changed, or "": `overriding UNITS = 64 (was 1500)`.
 

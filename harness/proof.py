@@ -143,6 +143,7 @@ class Proof:
         self.errors: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.kernel: dict[str, Any] = {}
+        self.limits: dict[str, float] = self.limit._asdict()
 
     def hold(self, proof: str, error: float, at: str, limit: float) -> None:
         """Keep the worst error of `proof`, and fail it above its limit (a NaN is above every limit)."""
@@ -209,7 +210,7 @@ class Proof:
             self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference)
         together = np.asarray(blocks, np.float64)
         spread = float((np.ptp(together, axis=0) / np.abs(together).max(axis=0)).max())
-        limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
+        limit = self.limits["spread"] = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
         self.hold("spread", spread, "the timed blocks' losses, which all start from the same weights", limit)
 
     def what_ran(self, profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> None:
@@ -231,5 +232,5 @@ class Proof:
         errors = {f"{name}_err": self.errors.get(name) for name in ("outputs", "gradients", "update", "loss", "spread")}
         finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
         reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
-        return {"ok": not self.failures, **finite, "limit": self.limit._asdict(), "kernel": self.kernel,
+        return {"ok": not self.failures, **finite, "limit": self.limits, "kernel": self.kernel,
                 "failed": list(self.failures), "reason": "; ".join(reasons)}  # fmt: skip

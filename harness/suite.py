@@ -23,6 +23,7 @@ from pathlib import Path
 from harness import machine, options, records
 from harness.errors import UserError
 from harness.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
+from harness.located import locate
 from harness.options import Header, Options
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -158,6 +159,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     device = found.device or ("gpu" if gpu else "cpu")
     preset = found.preset or ("full" if gpu else "quick")
     jobs = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
+    locate(found.data)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
     with records.open_run(out):  # an unwritable folder or another schema is told here, once
@@ -261,8 +263,10 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
     try:
         headers = read_headers(folder)
         found, chosen = parse(argv, headers)
+        rows = _rows(found, chosen, folder)
         for preset in JOBS:
-            plan(found, chosen, headers, preset)
+            plan(found, chosen, headers, preset, rows)
+        locate(found.data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -218,7 +218,6 @@ class Trajectory:
     loss: float
     gradients: Weights  # of step 1, before clipping
     clip_scale: float  # of step 1
-    first_moments: Weights | None = None  # Adam's m after `update_after` steps; None for SGD
     updates: Weights = field(default_factory=dict)  # weight after `update_after` steps minus weight at the start
     losses: list[float] = field(default_factory=list)  # of every step, each before its own update
 
@@ -261,8 +260,6 @@ def trajectory(
             kept = Trajectory(result.hidden, result.logits, result.loss, result.gradients, optimizer.clip_scale)
         if step + 1 == update_after:
             kept.updates = {name: current[name] - weights[name] for name in weights}
-            if isinstance(optimizer, Adam):
-                kept.first_moments = {name: m.copy() for name, m in optimizer.m.items()}
         kept.losses.append(result.loss)
         states = result.final_states if carry_states else states
     return kept

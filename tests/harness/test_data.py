@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from harness import data
 from harness.data import DataError, File, Published, parse_idx, parse_text
 from harness.errors import UserError
+from harness.located import ENVIRONMENT, locate
 
 PATH = Path("folder/some.gz")
 SHAPE = (5, 3, 2)
@@ -33,7 +34,7 @@ def idx(array, magic=None, counts=None):
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """No environment variable, own data folder, Keras cache or network; returns the folder that stands for data/."""
-    monkeypatch.delenv(data.ENVIRONMENT, raising=False)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(data, "PROJECT_DATA", tmp_path / "data")
@@ -181,27 +182,8 @@ def test_bad_text_is_an_error_with_path_found_and_expected(raw, message):
 # where they come from
 
 
-def test_option_comes_before_the_environment_and_the_environment_before_the_search(tmp_path, monkeypatch):
-    monkeypatch.setenv(data.ENVIRONMENT, str(tmp_path))
-    assert data.locate(None) == (tmp_path, "", "LSTM_BENCH_DATA")
-    assert data.locate("embedded") == (None, "asked for by --data=embedded", "--data")
-    (tmp_path / "other").mkdir()
-    assert data.locate(str(tmp_path / "other")) == (tmp_path / "other", "", "--data")
-    monkeypatch.setenv(data.ENVIRONMENT, "embedded")
-    assert data.locate(None) == (None, "asked for by LSTM_BENCH_DATA=embedded", "LSTM_BENCH_DATA")
-    monkeypatch.setenv(data.ENVIRONMENT, "")
-    assert data.locate(None)[:2] == (None, "")
-
-
-@pytest.mark.parametrize("option", ["", "no/such/folder", __file__, "a\0b"])
-def test_data_folder_that_does_not_exist_is_a_user_error(option):
-    with pytest.raises(UserError) as caught:
-        data.locate(option)
-    assert str(caught.value).startswith(f"--data={option}: no such folder; expected one that holds mnist/ and ptb/")
-
-
 def test_sets_of_a_given_folder_are_real_and_their_facts_hold_no_path(small, monkeypatch):
-    mnist, ptb = data.mnist(*data.locate(str(small))), data.ptb(small)
+    mnist, ptb = data.mnist(*locate(str(small))), data.ptb(small)
     assert np.array_equal(mnist.x_train, PIXELS) and mnist.y_test.tolist() == [3, 1]
     assert ptb.vocabulary == ["a", "<eos>", "<unk>", "N", "b"]  # train has them 3, 2, 1, 1 and 1 times
     assert [part.tolist() for part in ptb[1:3]] == [[4, 0, 1], [3, 1, 4, 1]]
@@ -209,7 +191,7 @@ def test_sets_of_a_given_folder_are_real_and_their_facts_hold_no_path(small, mon
         assert (facts["source"], facts["where"], facts["reason"], facts["notes"]) == ("real", "--data", "", [])
         assert str(small.parent) not in json.dumps(facts)
     assert mnist.facts["sha256"] == {file.name: file.sha256 for file in data.MNIST.files}
-    monkeypatch.setenv(data.ENVIRONMENT, str(small))
+    monkeypatch.setenv(ENVIRONMENT, str(small))
     assert data.mnist().facts["where"] == "LSTM_BENCH_DATA"
 
 
@@ -407,15 +389,15 @@ def test_synthetic_set_that_is_too_small_is_a_user_error(num_sequences, time_ste
 # the published sets
 
 real = pytest.mark.skipif(
-    not os.path.isdir(os.environ.get(data.ENVIRONMENT, "")),
-    reason=f"{data.ENVIRONMENT} does not name a folder with the real MNIST and PTB",
+    not os.path.isdir(os.environ.get(ENVIRONMENT, "")),
+    reason=f"{ENVIRONMENT} does not name a folder with the real MNIST and PTB",
 )
 
 
 @real
 def test_real_mnist_has_its_published_shape_and_statistics():
     mnist = data.mnist()
-    assert mnist.facts["source"] == "real" and mnist.facts["where"] == data.ENVIRONMENT
+    assert mnist.facts["source"] == "real" and mnist.facts["where"] == ENVIRONMENT
     assert mnist.x_train.shape == (60_000, 28, 28) and mnist.x_test.shape == (10_000, 28, 28)
     assert mnist.y_train.shape == (60_000,) and mnist.y_test.shape == (10_000,)
     assert mnist.x_train.mean() / 255 == pytest.approx(0.13066, abs=5e-6)

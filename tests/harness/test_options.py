@@ -353,12 +353,6 @@ def test_departures_are_the_values_that_the_protocol_does_not_have(header):
     assert opt.departs_from_protocol({"UNITS": 1500}, {"UNITS": 1500, "DECAY": 0.1}) == ["DECAY"]
 
 
-def test_overridden_are_the_written_and_the_departing_names(header):
-    options = opt.parse(header, ["--units=1500", "--quick"])
-    constants = opt.resolve(header, options, options.preset)
-    assert opt.overridden(options, constants, {"UNITS": 1500, "TIME_STEPS": 35}) == {"UNITS", "TIME_STEPS"}
-
-
 def test_echo_names_what_the_user_changed_and_what_it_was(header, tmp_path):
     assert opt.echo(resolved(header, "--quick"), header, "quick") == ""
     argv = ["--quick", "--config=small", "--units=64", "--time-steps=7", "--rows=keras"]

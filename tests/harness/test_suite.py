@@ -141,6 +141,7 @@ def test_order_of_only_is_the_suites(scripts):
         (["--train", "--only=mnist"], ["--train", "ptb"]),
         (["--only=mnits"], ["--only=mnits", "mnist"]),
         (["--rows=kers"], ["--rows=kers", "keras"]),
+        (["--data=no/such/folder"], ["--data=no/such/folder", "embedded"]),
         (["--device=tpu"], ["tpu", "gpu, cpu"]),
         (["--quick", "--full"], ["--quick", "--full"]),
         (["mnist"], ["mnist", "--"]),
@@ -151,7 +152,9 @@ def test_wrong_option_is_one_line_and_status_2_before_anything_runs(scripts, cap
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert all(word in error for word in words)
-    assert not started(scripts)
+    assert not started(scripts) and not (scripts.parent / "out").exists()
+    assert suite.check(argv, scripts) == 2  # what run_all.sh asks before it installs
+    assert capsys.readouterr().err == error
 
 
 def test_results_of_another_schema_are_refused_before_anything_runs(scripts, capsys):
@@ -215,6 +218,7 @@ def test_hidden_gpu_is_no_gpu(monkeypatch):
 
 def test_relative_folders_are_those_of_the_callers_directory(scripts, monkeypatch):
     monkeypatch.chdir(scripts.parent)
+    (scripts.parent / "sets").mkdir()
     assert suite.main(["--only=mnist", "--out=here", "--data=sets"], scripts) == 0
     arguments = json.loads((scripts / "started").read_text())
     assert f"--out={scripts.parent / 'here'}" in arguments and f"--data={scripts.parent / 'sets'}" in arguments

@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "data": {"name": "ptb", "title": "Penn Treebank", "source": "real", "sha256": {"ptb.train.txt": "fcea919f"}},
 }
 CPU = {"gpu": None, "driver": None, "cuda": None, "cudnn": None}
-LIMIT = {"outputs": 2e-2, "gradients": 6e-2}
+LIMIT = {"outputs": 2e-2, "gradients": 6e-2, "spread": 0.05}
 PROOF = {
     "ok": True,
     "outputs_err": 1.2e-3,
@@ -268,6 +268,7 @@ def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):
     assert (rows[0]["result"], rows[0]["what ran"]) == ("proven", "CudnnRNNV3 x2")
     assert (rows[1]["outputs"], rows[1]["result"]) == ("-", "failed: outputs")
     assert "Limits of tf32: outputs 0.02, gradients 0.06." in text
+    assert "Limit of spread, the timed blocks' losses against each other: 0.05." in text
 
 
 HOSTILE = "a | b \\| c <script> `tick` *bold* __init__ \x1b[31m\x07 \u202e \ud800 $x_1$ é 漢 \\"
