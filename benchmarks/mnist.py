@@ -80,12 +80,8 @@ def start(c, digits):
     shapes = weights.classifier_shapes(28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS,), 10)
     size = min(c.STAGED_BATCHES, len(digits.x_train) // c.BATCH_SIZE) * c.BATCH_SIZE  # whole batches
     batches = images(digits.x_train[:size]), digits.y_train[:size]
-    return (
-        shapes,
-        weights.large_random(shapes, c.SEED),
-        weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS),
-        batches,
-    )
+    states = weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS)
+    return shapes, weights.large_random(shapes, c.SEED), states, batches
 
 
 def reference(c, digits):
@@ -117,15 +113,12 @@ def run_row(row, c, measurement):
     )  # fmt: skip
     trial = ClassifierTrial(model, large, *batches, c.BATCH_SIZE)
     count = min(c.TRAIN_SEQUENCES or len(digits.x_train), len(digits.x_train))
-    count -= (
-        count % c.BATCH_SIZE
-    )  # whole batches: for a smaller last one Keras would trace another step than the proven one
+    count -= count % c.BATCH_SIZE  # a smaller last batch would be traced anew: another step than the proven one
     x, y = images(digits.x_train[:count]), digits.y_train[:count]
     test = images(digits.x_test), digits.y_test
-    rest = c.BATCH_SIZE + len(test[0]) % c.BATCH_SIZE  # a whole batch and the last one: both shapes of the validation
-    model.evaluate(
-        test[0][-rest:], test[1][-rest:], batch_size=c.BATCH_SIZE, verbose=0
-    )  # traced before the clock starts
+    # Traced before the clock starts: a whole batch and the last one are both shapes of the validation.
+    rest = c.BATCH_SIZE + len(test[0]) % c.BATCH_SIZE
+    model.evaluate(test[0][-rest:], test[1][-rest:], batch_size=c.BATCH_SIZE, verbose=0)
 
     def train(callback):
         trial.load(weights.keras_default(shapes, c.SEED))

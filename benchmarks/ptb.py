@@ -141,10 +141,8 @@ def train(c, model, text, timed):
 
     zero = {size: weights.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
     model.start_from(weights.uniform(shapes(c), c.INIT_SCALE, c.SEED), zero[c.BATCH_SIZE])
-    training, validation = (
-        staged(text.train, c.TRAIN_WORDS, c.BATCH_SIZE),
-        staged(text.valid, c.EVAL_WORDS, c.BATCH_SIZE),
-    )
+    training = staged(text.train, c.TRAIN_WORDS, c.BATCH_SIZE)
+    validation = staged(text.valid, c.EVAL_WORDS, c.BATCH_SIZE)
     epoch_s, losses = [], []
     for epoch in range(c.EPOCHS):
         rate = c.LEARNING_RATE * c.LR_DECAY ** max(epoch + 1 - c.FLAT_EPOCHS, 0)
@@ -152,10 +150,8 @@ def train(c, model, text, timed):
         epoch_s.append(seconds)
         losses.append(loss)
         valid = model.evaluate(validation, zero[c.BATCH_SIZE])
-        print(
-            f"epoch {epoch + 1}/{c.EPOCHS}: rate {rate:.4g}, train {math.exp(loss):.2f}, valid {math.exp(valid):.2f}",
-            flush=True,
-        )
+        perplexities = f"train {math.exp(loss):.2f}, valid {math.exp(valid):.2f}"
+        print(f"epoch {epoch + 1}/{c.EPOCHS}: rate {rate:.4g}, {perplexities}", flush=True)
     test = staged(text.test, c.EVAL_WORDS, 1)
     rest = data.language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
     test += [model.stage(*rest)] if rest[0].size else []  # no tail is dropped

@@ -107,9 +107,7 @@ def run_row(row, c, measurement):
     )  # fmt: skip
     trial = ClassifierTrial(model, large, *batches, c.BATCH_SIZE)
 
-    count = (
-        len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE
-    )  # whole batches: a smaller last one is another traced step
+    count = len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE  # a smaller last batch would be another traced step
     x, y = sequences.x_train[:count], sequences.y_train[:count]
 
     def train(callback):

@@ -48,11 +48,9 @@ def gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with _nvml() as nvml:
         count = nvml.nvmlDeviceGetCount() if nvml else 0
-    return (
-        count
-        if visible is None
-        else min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
-    )
+    if visible is None:
+        return count
+    return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
 
 
 def _first_gpu(nvml):
@@ -163,6 +161,29 @@ def gpu_memory_used() -> int | None:
         gpu = _first_gpu(nvml)
         own = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if p.pid == os.getpid()]
         return int(own[0]) if own and own[0] else int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+
+
+class CpuShare:
+    """How much of this machine's processors other processes took since it was made."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """(wall s, processor s of all that ran, a hypervisor's stolen time included, processor s of this process)."""
+        import psutil
+
+        times, own = psutil.cpu_times(), os.times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
+        return time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
+
+    def others_percent(self) -> float:
+        """Percent of all processors, 0 to 100."""
+        wall, busy, own = (after - before for after, before in zip(self._now(), self._start, strict=True))
+        capacity = wall * (os.cpu_count() or 1)
+        return min(100.0, max(0.0, 100.0 * (busy - own) / capacity)) if capacity else 0.0
 
 
 class UtilisationSampler:

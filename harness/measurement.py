@@ -13,6 +13,8 @@ from harness.tensorflow_runtime import TensorFlowRuntime
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
+OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
+OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 
 
 def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
@@ -60,6 +62,7 @@ class Measurement:
         self.runtime = TensorFlowRuntime(self.device, self.precision, machine.physical_cores())
         self.reference = load_reference(Path(job["reference"]))
         self._clocks = [self._clock("start")]
+        self._cpu = machine.CpuShare()
 
     def steps(self, trial: Any, modes: Mapping[str, int], items_per_batch: int, unit: str) -> dict[str, dict]:
         """Prove and time a trial step by step.
@@ -208,6 +211,8 @@ class Measurement:
         part["status"] = "failed" if proof.failures else "ok"
         part["reason"] = part["proof"]["reason"]
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
+        if self.device == "cpu" and self._cpu.others_percent() > OTHERS_PERCENT:
+            part["notes"] = [*part.get("notes", []), OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, self._clock("end")) if clock]
         part["environment"] = {**machine.facts(self.device), **self.runtime.environment(), "data": self.data.facts}
         if proof.failures:  # an unproven row has no figures

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -262,3 +263,25 @@ def test_commit_is_dirty_for_a_changed_source_but_not_for_results(tmp_path, monk
     assert machine.commit() == clean
     (tmp_path / "source.py").write_text("new")
     assert machine.commit() == {**clean, "dirty": True}
+
+
+# -- who else uses the processors --------------------------------------------------------------------------------------
+
+
+def test_cpu_share_of_others_is_what_was_busy_less_what_is_our_own(monkeypatch):
+    readings = iter([(100.0, 50.0, 3.0), (110.0, 58.0, 5.0)])  # in 10 s: 8 s busy, 2 s of them ours
+    monkeypatch.setattr(machine.CpuShare, "_now", lambda self: next(readings))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert machine.CpuShare().others_percent() == pytest.approx(30.0)
+
+
+def test_cpu_share_sees_a_busy_process_that_is_not_ours():
+    endless = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        endless.stdout.readline()
+        share = machine.CpuShare()
+        time.sleep(1.0)
+        assert share.others_percent() > 30.0 / os.cpu_count()
+    finally:
+        endless.kill()
+        endless.communicate()
