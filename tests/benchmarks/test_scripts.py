@@ -273,7 +273,7 @@ def test_ptb_trains_by_the_published_schedule(config, capsys):
     spy = Spy()
     result = script.train(c, spy, text, timed=lambda function: (0.5, function()))
 
-    flat, decay = {"small": (4, 0.5), "medium": (6, 0.8), "large": (14, 1 / 1.15)}[config]
+    flat, decay = {"small": (5, 0.5), "medium": (7, 0.8), "large": (15, 1 / 1.15)}[config]
     assert len(spy.rates) == {"small": 13, "medium": 39, "large": 55}[config]
     assert spy.rates[:flat] == [1.0] * flat
     for before, after in itertools.pairwise(spy.rates[flat - 1 :]):
