@@ -2,12 +2,16 @@
 
 import functools
 import os
+import signal
 import sys
 
 import pytest
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# A shell starts its background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache
