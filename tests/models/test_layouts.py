@@ -1,4 +1,4 @@
-"""Layouts of LSTM weights, held against the ops that read them."""
+"""Layouts of one layer's weights, held against the ops that read them. Whole stacks: test_cudnn_layouts.py."""
 
 import numpy as np
 import pytest
@@ -62,6 +62,29 @@ def test_a_wrong_list_or_gate_order_is_refused():
         layouts.reorder_gates(np.zeros(12), "ifco", "ifc")
     with pytest.raises(ValueError, match=r"shape \[2, 10\] does not divide into the 4 gates"):
         layouts.reorder_gates(np.zeros((2, 10)), "ifco", "icfo")
+
+
+def test_keras_lists_of_other_layers_are_refused():
+    gru = [np.zeros((5, 21)), np.zeros((7, 21)), np.zeros((2, 21))]
+    with pytest.raises(ValueError, match=r"layer 0: 2 arrays given, expected GRU's 3: gru_0/forward/kernel, "):
+        layouts.from_keras(gru[:2], 0, mode="gru")
+    with pytest.raises(
+        ValueError, match=r"layer 0: 3 arrays given, expected Bidirectional\(SimpleRNN\)'s 6: rnn_relu_0/"
+    ):
+        layouts.from_keras(gru, 0, bidirectional=True, mode="rnn_relu")
+    with pytest.raises(
+        ValueError,
+        match=r"gru_2/forward/bias is \[21\], expected \[2, 21\] \(GRU\(reset_after=False\) has no counterpart",
+    ):
+        layouts.from_keras([*gru[:2], np.zeros(21)], 2, mode="gru")
+    with pytest.raises(ValueError, match=r"layer 1: gru_1/forward/kernel is \[5, 28\], expected \[5, 21\]"):
+        layouts.from_keras([np.zeros((5, 28)), *gru[1:]], 1, mode="gru")
+    with pytest.raises(ValueError, match=r"layer 0: lstm_0/forward/bias is \[2, 21\], expected \[28\]"):
+        layouts.from_keras([np.zeros((5, 28)), np.zeros((7, 28)), gru[2]], 0)
+    with pytest.raises(ValueError, match="mode: 'rnn' given, expected one of lstm, gru, rnn_tanh, rnn_relu"):
+        layouts.from_keras(gru, 0, mode="rnn")
+    with pytest.raises(ValueError, match="weights: gru_0/forward/kernel is missing; given: lstm_0/forward/kernel, "):
+        layouts.to_keras(WEIGHTS, 0, mode="gru")
 
 
 def test_lstm_block_cell_reads_its_layout_as_the_reference_does():
