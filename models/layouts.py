@@ -19,9 +19,11 @@ One layer, `to_<layout>(weights, layer, …)`:
 | Keras         | the same; Bidirectional: the forward three, then the backward                 | i, f, c, o    |
 | LSTMBlockCell | w [I + u, 4u], b [4u]                                                         | i, c, f, o    |
 | BlockLSTMV2   | w [I + u, 4u], b [4u]                                                         | i, f, c, o    |
+| CuDNNLSTM     | kernel [I, 4u], recurrent_kernel [u, 4u], bias [8u]: Keras 2's layer, only read | i, f, c, o  |
 
-The block ops' orders are those which the ops of TensorFlow 2.21 show when they run. BlockLSTM, the first version, has
-LSTMBlockCell's.
+CuDNNLSTM and CuDNNGRU hold in each gate's block [I, u] the numbers of cuDNN's matrix [u, I] row by row, and in the bias the
+b_ih of all gates, then the b_hh (both below). The block ops' orders are those which the ops of TensorFlow 2.21 show when they
+run. BlockLSTM, the first version, has LSTMBlockCell's.
 
 A whole stack, `to_<layout>(weights, spec)`: one pseudo-layer after the other, layer 0 forward, layer 0 backward, layer 1
 forward, …; number = layer · directions + direction. I is input_size in layer 0 and directions · u above. A pseudo-layer has
@@ -224,6 +226,36 @@ def from_keras(
         for kernel, recurrent_kernel in zip(names[::3], names[1::3], strict=True):
             _check_identities(kernel, weights.pop(kernel), weights[recurrent_kernel])
     return weights
+
+
+def from_keras_cudnn(arrays: Sequence[np.ndarray], layer: int, mode: str = "lstm") -> Weights:
+    """The canonical tensors of one forward layer from the three arrays of Keras 2's CuDNNLSTM (mode "gru": CuDNNGRU).
+
+    Raises:
+        ValueError: another mode, or arrays that are not such a layer's [I, G·u], [u, G·u] and [2·G·u].
+    """
+    if mode not in ("lstm", "gru"):
+        raise ValueError(f"mode: {mode!r} given, expected 'lstm' or 'gru': Keras had no other such layer")
+    gates = len(CANONICAL_GATES[mode])
+    shapes = [np.shape(array) for array in arrays]
+    units = shapes[1][0] if len(shapes) == 3 and len(shapes[1]) == 2 else 0
+    if (
+        not units
+        or len(shapes[0]) != 2
+        or shapes != [(shapes[0][0], gates * units), (units, gates * units), (2 * gates * units,)]
+    ):
+        raise ValueError(
+            f"layer {layer}: arrays {', '.join(str(list(shape)) for shape in shapes)} given, expected kernel "
+            f"[input, {gates}*units], recurrent_kernel [units, {gates}*units] and bias [{2 * gates}*units]"
+        )
+
+    def transposed(matrix: np.ndarray) -> np.ndarray:
+        blocks = np.split(np.asarray(matrix), gates, axis=1)
+        return np.concatenate([np.ascontiguousarray(block).reshape(units, -1).T for block in blocks], axis=1)
+
+    biases = np.asarray(arrays[2]).reshape(2, gates * units)
+    bias = biases if mode == "gru" else biases.sum(axis=0)
+    return from_keras([*map(transposed, arrays[:2]), bias], layer, mode=mode)
 
 
 def to_lstm_block_cell(weights: Mapping[str, np.ndarray], layer: int) -> tuple[np.ndarray, np.ndarray]:

@@ -302,3 +302,29 @@ def test_under_skip_input_only_identity_kernels_are_taken_back():
     keras_arrays[0] = np.roll(keras_arrays[0], 1, axis=1)
     with pytest.raises(ValueError, match="gru_0/forward/kernel is a kernel of its own, expected with skip_input"):
         layouts.from_keras(keras_arrays, 0, True, mode="gru", skip_input=True)
+
+
+# --- Keras 2's cuDNN layers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_keras_2_layer_hands_cudnn_its_gates_row_by_row(mode):
+    """What that layer did at every call: cut out the gates, flatten each as it lies, and put them into cuDNN's order."""
+    spec = StackSpec(mode, 1, units=3, input_size=5)
+    gates, rng = len(layouts.CANONICAL_GATES[mode]), np.random.default_rng(1)
+    kernel, recurrent, bias = (rng.uniform(-1, 1, shape) for shape in ((5, 3 * gates), (3, 3 * gates), 6 * gates))
+    order = {"lstm": range(4), "gru": (1, 0, 2)}[mode]
+    pieces = [array[:, 3 * k : 3 * k + 3].ravel() for array in (kernel, recurrent) for k in order]
+    pieces += [half[3 * k : 3 * k + 3] for half in np.split(bias, 2) for k in order]
+    weights = layouts.from_keras_cudnn([kernel, recurrent, bias], 0, mode)
+    assert_same_weights(weights, layouts.from_cudnn_flat(np.concatenate(pieces), spec))
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(5, 12), (3, 12), (12,)], [(5, 12), (3, 9), (24,)], [(12,), (3, 12), (24,)], [(5, 12)]]
+)
+def test_arrays_that_are_no_keras_2_layer_are_refused(shapes):
+    with pytest.raises(ValueError, match=r"layer 2: arrays .* given, expected kernel \[input, 4\*units\]"):
+        layouts.from_keras_cudnn([np.zeros(shape) for shape in shapes], 2)
+    with pytest.raises(ValueError, match="mode: 'rnn_tanh' given"):
+        layouts.from_keras_cudnn([np.zeros(shape) for shape in shapes], 2, "rnn_tanh")

@@ -1,0 +1,149 @@
+"""What the classes of cudnn_rnn.py ask of their arguments.
+
+What is known when the call is made is a ValueError in one line: the argument, what was given, what is allowed. What only a
+running graph knows is checked there, before anything is computed from it (tf.errors.InvalidArgumentError): cuDNN itself looks at
+no size, and would read past the end of a params vector that is too short.
+"""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+FLOATS = (tf.float16, tf.float32, tf.float64)
+INTEGERS = (tf.int32, tf.int64)
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """`value` is one of `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}: {value!r} given, expected one of {', '.join(map(repr, allowed))}")
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
+        raise ValueError(f"{name}: {value!r} given, expected an integer from {low} to {high}")
+    return int(value)
+
+
+def probability(name: str, value: Any) -> float:
+    """`value` as a float from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: {value!r} given, expected a number from 0 to 1")
+    return float(value)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """`value` as a bool; a tensor is none, since it would have to choose the op."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}: {value!r} given, expected True or False")
+    return bool(value)
+
+
+def dtype(name: str, value: Any, allowed: Sequence[tf.DType] = FLOATS) -> tf.DType:
+    """`value` (a tf.DType, its name or NumPy's) as one of the tf.DTypes `allowed`."""
+    try:
+        given = tf.as_dtype(value)
+    except TypeError:
+        given = None
+    if given not in allowed:
+        expected = " or ".join(d.name for d in allowed)
+        raise ValueError(f"{name}: {given.name if given else repr(value)} given, expected {expected}")
+    return given
+
+
+def tensor(
+    name: str,
+    value: Any,
+    axes: Sequence[int | str],
+    default: tf.DType,
+    allowed: Sequence[tf.DType] = FLOATS,
+    note: str = "",
+) -> tf.Tensor:
+    """`value` as a tensor of these axes: sizes, and names where any size will do.
+
+    Lists of Python numbers become `default`; what has a dtype keeps it, which must be one of `allowed`.
+    """
+    expected = f"[{', '.join(map(str, axes))}]{note and f' ({note})'}"
+    given = getattr(value, "dtype", None)
+    wanted = default if given is None else dtype(name, given, allowed)
+    try:
+        converted = tf.convert_to_tensor(value, wanted)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: a {type(value).__name__} given, expected a {wanted.name} tensor {expected}"
+        ) from error
+    shape = [axis if isinstance(axis, int) else None for axis in axes]
+    if not converted.shape.is_compatible_with(shape):
+        raise ValueError(f"{name}: {list(converted.shape)} given, expected {expected}")
+    if converted.shape.is_fully_defined():
+        return converted
+    return tf.ensure_shape(converted, shape, name=name if name.isidentifier() else None)
+
+
+def same_batch(tensors: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The tensors [time or layers, batch, …] with one batch size, which all know where one of them does."""
+    known = {name: t.shape[1] for name, t in tensors.items() if t.shape[1] is not None}
+    (first, reference), *others = tensors.items()
+    for name, size in known.items():
+        source, expected = next(iter(known.items()))
+        if size != expected:
+            raise ValueError(f"{name}: a batch of {size} given, expected {expected}, the batch of {source}")
+    if known:
+        batch = next(iter(known.values()))
+        return {name: _with_batch(t, batch) for name, t in tensors.items()}
+    checked = {first: reference}
+    for name, t in others:
+        message = f"{name}: another batch given than {first} has"
+        equal = tf.debugging.assert_equal(tf.shape(t)[1], tf.shape(reference)[1], message)
+        checked[name] = _after(equal, t)
+    return checked
+
+
+def not_empty(name: str, value: tf.Tensor) -> tf.Tensor:
+    """`value`, none of whose axes is 0 long."""
+    if 0 in value.shape:
+        raise ValueError(f"{name}: {list(value.shape)} given, expected at least one step and one sequence")
+    if value.shape.is_fully_defined():
+        return value
+    return _after(
+        tf.debugging.assert_positive(tf.shape(value), f"{name}: empty, expected a step and a sequence"), value
+    )
+
+
+def sequence_lengths(value: Any, inputs: tf.Tensor) -> tf.Tensor:
+    """`value` as int32 [batch], from 0 to the steps of inputs [time, batch, …]."""
+    name = "sequence_lengths"
+    batch = inputs.shape[1]
+    lengths = tensor(name, value, ["batch" if batch is None else batch], tf.int32, INTEGERS)
+    static, steps = tf.get_static_value(lengths), inputs.shape[0]
+    allowed = f"0 to {'the steps of input_data' if steps is None else f'{steps}, the steps of input_data'}"
+    if static is not None and steps is not None:
+        wrong = np.flatnonzero((static < 0) | (static > steps))
+        if wrong.size:
+            raise ValueError(f"{name}[{wrong[0]}]: {static[wrong[0]]} given, expected {allowed}")
+    else:
+        steps = tf.cast(tf.shape(inputs)[0], lengths.dtype)
+        lengths = _after(tf.debugging.assert_non_negative(lengths, f"{name}: expected {allowed}"), lengths)
+        lengths = _after(tf.debugging.assert_less_equal(lengths, steps, f"{name}: expected {allowed}"), lengths)
+    if batch is None:
+        message = f"{name}: another batch given than input_data has"
+        lengths = _after(tf.debugging.assert_equal(tf.shape(lengths)[0], tf.shape(inputs)[1], message), lengths)
+    return tf.cast(lengths, tf.int32)
+
+
+def _with_batch(value: tf.Tensor, batch: int) -> tf.Tensor:
+    if value.shape[1] is not None:
+        return value
+    return tf.ensure_shape(value, [value.shape[0], batch, *value.shape[2:]])
+
+
+def _after(assertion: tf.Operation | None, value: tf.Tensor) -> tf.Tensor:
+    """`value`, to be read only once the assertion has held (None: it holds already)."""
+    if assertion is None:
+        return value
+    with tf.control_dependencies([assertion]):
+        return tf.identity(value)
