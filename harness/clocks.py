@@ -50,7 +50,7 @@ def time_blocks(
             same trajectory and its losses can be held against the reference's. Called outside the timed region.
     """
     restore()
-    for k in range(warmup_batches):
+    for k in range(max(warmup_batches, len(batches))):  # every staged batch once: it may have a shape of its own
         step(batches[k % len(batches)])
     probe_s, _ = seconds_of(lambda: [step(batches[k % len(batches)]) for k in range(PROBE)], sync)
     size = block_size(probe_s / PROBE, timed_batches, min_block_s)

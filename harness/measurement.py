@@ -1,7 +1,7 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,16 @@ class Measurement:
         self._clocks = [self._clock("start")]
         self._cpu = machine.CpuShare()
 
-    def steps(self, trial: Any, modes: Mapping[str, int], items_per_batch: int, unit: str) -> dict[str, dict]:
+    def steps(
+        self, trial: Any, modes: Mapping[str, int], items_per_batch: int | Sequence[int], unit: str
+    ) -> dict[str, dict]:
         """Prove and time a trial step by step.
 
         Args:
             trial: harness.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that lie on the device.
             modes: "forward" and "train" → floating-point operations per batch.
-            items_per_batch, unit: what throughput counts, such as 128 and "sequences/s".
+            items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
+                batches differ.
 
         Returns:
             one part per mode for harness.schema.merge_process; a part whose proof failed has no times.
@@ -83,8 +86,7 @@ class Measurement:
             proof = self._prove(trial, mode)
             part = {"first_call_s": first_call_s, "flops_per_batch": flops}
             if not proof.failures:
-                part |= self._time(trial, mode, step, proof)
-                part |= {"items_per_batch": items_per_batch, "unit": unit}
+                part |= self._time(trial, mode, step, proof, items_per_batch) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
@@ -101,7 +103,7 @@ class Measurement:
         proof.what_ran(self.runtime.profile(lambda: step(trial.batches[0])), self.kernel, self.device)
         return proof
 
-    def _time(self, trial: Any, mode: str, step: Callable, proof: Proof) -> dict:
+    def _time(self, trial: Any, mode: str, step: Callable, proof: Proof, items_per_batch: int | Sequence[int]) -> dict:
         c = self._protocol
         self.runtime.reset_memory_peak()
         timed = clocks.time_blocks(
@@ -128,6 +130,7 @@ class Measurement:
             "gpu_utilisation": self._utilisation(
                 lambda: clocks.run_for(UTILISATION_S, step, trial.batches, self.runtime.sync)
             ),
+            "items_per_batch": mean_in_block(items_per_batch, timed.batches_per_block),
             "notes": notes,
         }
 
@@ -145,8 +148,8 @@ class Measurement:
         """Prove a trial whose steps run inside `fit`, then run the whole training once.
 
         Args:
-            trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, and its `traces`
-                counts how often the step was traced.
+            trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, its `timed_steps` run the
+                very function that is timed, and its `traces` counts how often a step was traced.
             train: given a Keras callback that reads the clock, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
@@ -155,7 +158,8 @@ class Measurement:
         trial.restore()
         proof.outputs(trial.outputs(), self.reference["outputs"])
         proof.training(trial, self.reference)
-        proof.what_ran(self.runtime.profile(lambda: trial.train_steps(UPDATE_STEPS)), self.kernel, self.device)
+        trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
+        proof.what_ran(self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), self.kernel, self.device)
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
             self.runtime.reset_memory_peak()
@@ -250,6 +254,13 @@ class Measurement:
         if not self._matmul_flops or not blocks_ms:
             return None
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def mean_in_block(items: int | Sequence[int], size: int) -> float:
+    """Mean number of items of a block's `size` batches, which are taken in turn."""
+    if not isinstance(items, Sequence):
+        return items
+    return sum(items[k % len(items)] for k in range(size)) / size
 
 
 def matmul_flops(runtime: TensorFlowRuntime, size: int, repeats: int) -> float:

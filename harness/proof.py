@@ -17,6 +17,7 @@ A precision is proven from both sides. A row that computes better than the preci
 by at least LIMITS' lower bound; fp16 outputs must lie on the float16 grid and the others' must not.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -74,8 +75,9 @@ class Trial(Protocol):
 class Kernel(NamedTuple):
     """What has to be seen running for a row to be what its name says.
 
-    `ops`: regular expression of an op → how often it has to be launched in one training step, at least. `not_ops`: an
-    expression that no op may match. `kernels`, `not_kernels`: the same for kernel names on a GPU.
+    `ops`: regular expression of an op → how often it has to be launched in one training step: at least so often, or, as a
+    pair, at least and at most. `not_ops`: an expression that no op may match. `kernels`, `not_kernels`: the same for kernel
+    names on a GPU.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
     """
 
@@ -123,11 +125,12 @@ def count_of(pattern: str, ops: Mapping[str, float]) -> int:
 def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> list[str]:
     """What a row promises and the profile does not show; empty when all is there."""
     ops, kernels = profile["ops"], profile["kernels"]
-    missing = [
-        f"op {pattern} ran {count_of(pattern, ops)} times, expected {at_least} or more"
-        for pattern, at_least in kernel.ops.items()
-        if count_of(pattern, ops) < at_least
-    ]
+    missing = []
+    for pattern, times in kernel.ops.items():
+        least, most = times if isinstance(times, tuple) else (times, math.inf)
+        if not least <= (count := count_of(pattern, ops)) <= most:
+            expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            missing.append(f"op {pattern} ran {count} times, expected {expected}")
     if device == "gpu" and not kernels:
         missing.append("the profiler saw no kernel on the GPU: is CUPTI installed and allowed to this user?")
     elif device == "gpu" and kernel.kernels and not any(re.search(kernel.kernels, name) for name in kernels):

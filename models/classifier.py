@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from models import layouts
+from models.cudnn_layers import CudnnLSTMLayer
 
 POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
 
@@ -66,14 +67,22 @@ def build_classifier(
     Args:
         input_shape: (time, features).
         lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
-        use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto".
+        use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto". "stack": no
+            keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; it has one
+            dropout rate for all places between its layers.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         precision: "fp32", "tf32" (set in TensorFlow, the same model), "fp16" (mixed_float16) or "fp64".
         loss_scale: static, of fp16; see models/language_model.py.
     """
     policy = POLICIES[precision]
     model = keras.Sequential([keras.Input(input_shape)])
-    for layer in range(num_layers):
+    if use_cudnn == "stack":
+        between, behind = _rates_of_stack(lstm_dropout, num_layers)
+        direction = "bidirectional" if bidirectional else "unidirectional"
+        model.add(CudnnLSTMLayer(units, num_layers, direction, between, seed=seed, dtype=policy))
+        if behind:
+            model.add(Dropout(behind, seed=seed + num_layers - 1, dtype=policy))
+    for layer in range(num_layers if use_cudnn != "stack" else 0):
         lstm = keras.layers.LSTM(units, return_sequences=layer < num_layers - 1, use_cudnn=use_cudnn, dtype=policy)
         model.add(keras.layers.Bidirectional(lstm, dtype=policy) if bidirectional else lstm)
         if layer < len(lstm_dropout) and lstm_dropout[layer]:
@@ -97,6 +106,19 @@ def build_classifier(
     return model
 
 
+def _rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[float, float]:
+    """(rate between the layers, rate behind the last one); ValueError where the former differ."""
+    rates = (*lstm_dropout, *[0.0] * num_layers)[:num_layers]
+    if len(set(rates[:-1])) > 1:
+        raise ValueError(f"lstm_dropout: {list(lstm_dropout)} given, expected one rate between all layers of a stack")
+    return (rates[0] if num_layers > 1 else 0.0), rates[-1]
+
+
+def cudnn_stack(model: keras.Model) -> CudnnLSTMLayer | None:
+    """The layer that is the whole LSTM stack of a model, if it has one."""
+    return next((layer for layer in model.layers if isinstance(layer, CudnnLSTMLayer)), None)
+
+
 def lstm_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """The LSTM (or Bidirectional) layers of a model, in order."""
     return [layer for layer in model.layers if isinstance(layer, keras.layers.LSTM | keras.layers.Bidirectional)]
@@ -108,6 +130,8 @@ def dense_layers(model: keras.Model) -> list[keras.layers.Dense]:
 
 def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
     """Load canonical weights into the model's layers."""
+    if stack := cudnn_stack(model):
+        stack.set_canonical({name: array for name, array in weights.items() if name.startswith("lstm_")})
     for index, layer in enumerate(lstm_layers(model)):
         layer.set_weights(layouts.to_keras(weights, index, isinstance(layer, keras.layers.Bidirectional)))
     for index, layer in enumerate(dense_layers(model)):
@@ -117,6 +141,8 @@ def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
 def to_canonical(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays by variable path (weights, gradients, moments of the trainable variables) under canonical names."""
     canonical = {}
+    if stack := cudnn_stack(model):
+        canonical |= layouts.from_cudnn_flat(arrays[stack.params.path], stack.spec)
     for index, layer in enumerate(lstm_layers(model)):
         own = [arrays[v.path] for v in layer.trainable_variables]
         canonical |= layouts.from_keras(own, index, isinstance(layer, keras.layers.Bidirectional))
@@ -130,6 +156,9 @@ def to_canonical(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> dict[s
 
 class ClassifierTrial:
     """A compiled model as the proof needs it: the same `predict` and `fit` functions that are timed, on batches of proof.
+
+    The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
+    same code with the rate 0, those that are timed with the rate that was asked for.
 
     Args:
         model: from `build_classifier`; its optimizer is a keras Adam (possibly under a LossScaleOptimizer).
@@ -152,6 +181,8 @@ class ClassifierTrial:
         model.optimizer.build(model.trainable_variables)
         self._optimizer_start = [v.numpy() for v in model.optimizer.variables]
         self.dropouts = [layer for layer in model.layers if isinstance(layer, Dropout)]
+        self._stack = cudnn_stack(model)
+        self._stack_rate = self._stack.dropout if self._stack else 0.0
 
     def restore(self) -> None:
         """Weights and optimizer as they were at the start."""
@@ -176,12 +207,23 @@ class ClassifierTrial:
         """Mean loss [1] of a `fit` over the first `count` batches, in order, with dropout off."""
         for layer in self.dropouts:
             layer.rate.assign(0.0)
+        losses = self._fit(count, 0.0)
+        for layer in self.dropouts:
+            layer.rate.assign(layer.initial_rate)
+        return losses
+
+    def timed_steps(self, count: int) -> np.ndarray:
+        """The same by the very function that is timed afterwards, with dropout."""
+        return self._fit(count, self._stack_rate)
+
+    def _fit(self, count: int, stack_rate: float) -> np.ndarray:
+        if self._stack and self._stack.dropout != stack_rate:
+            self._stack.dropout = stack_rate
+            self.model.make_train_function(force=True)
         size = count * self.batch_size
         history = self.model.fit(
             self.inputs[:size], self.labels[:size], batch_size=self.batch_size, epochs=1, shuffle=False, verbose=0
         )
-        for layer in self.dropouts:
-            layer.rate.assign(layer.initial_rate)
         return np.array(history.history["loss"])
 
     def first_gradients(self) -> dict[str, np.ndarray]:

@@ -21,6 +21,11 @@ COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64"
 class LanguageModel:
     """One callable for a forward pass and one for a training step, both on batches that lie on the device.
 
+    A time-major stack makes the whole network time-major: its batches are staged as [time, batch].
+
+    Where the stack draws its own dropout masks (`own_dropout`), the rate is baked into the graph: the steps of the proof then
+    run a second graph of the same code, without dropout.
+
     Args:
         stack: the LSTM stack; its dtype is the compute dtype of the whole network.
         weights: canonical weights to start from; `restore` comes back to them.
@@ -61,14 +66,16 @@ class LanguageModel:
         self.variables = [self.embedding, *stack.variables, self.kernel, self.bias]
         self.loss_scale = loss_scale if stack.dtype == "float16" else 1.0
         self.dropout_rate = tf.Variable(1.0 - keep_prob, dtype=tf.float32, trainable=False) if keep_prob < 1 else None
-        self.keep_prob = keep_prob
         optimizer.build(self.variables)
         self.batches = [self.stage(*batch) for batch in batches]
-        self.initial_states = self.stage_states(states)
+        self.initial_states = self.stack.stage_states(states)
         self.states = self.initial_states
         self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
         compiled = (lambda function: function) if eager else tf.function
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
+        self._train_without_dropout = self._train
+        if stack.own_dropout and self.has_dropout:
+            self._train_without_dropout = compiled(lambda *batch: self._train_step(*batch, dropout=False))
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 
@@ -78,7 +85,10 @@ class LanguageModel:
 
     def train(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         """One optimizer step; returns its loss (before the update), a device scalar."""
-        loss, states = self._train(*batch, self.states)
+        return self._step(self._train, batch)
+
+    def _step(self, function, batch):
+        loss, states = function(*batch, self.states)
         if self.carry_states:
             self.states = states
         return loss
@@ -94,16 +104,18 @@ class LanguageModel:
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
         loss, hidden, logits, _ = self._forward(*self.batches[0], self.states)
-        return {"loss": loss.numpy(), "hidden": hidden.numpy(), "logits": logits[:SHOWN].numpy()}
+        hidden, logits = (self._batch_major(x.numpy()) for x in (hidden, logits))
+        return {"loss": loss.numpy(), "hidden": hidden, "logits": logits[:SHOWN]}
 
     def forward_losses(self, count: int) -> np.ndarray:
         """Losses [count] of forward passes over the first batches."""
         return np.array([self.forward(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
 
     def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off; the same graph as with dropout on."""
+        """Losses [count] of that many training steps, with dropout off; the same graph unless the stack has its own."""
+        step = self._train_without_dropout
         with self.without_dropout():
-            return np.array([self.train(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+            return np.array([self._step(step, self.batches[k % len(self.batches)]).numpy() for k in range(count)])
 
     @property
     def has_dropout(self) -> bool:
@@ -152,7 +164,7 @@ class LanguageModel:
             weights["dense_0/bias"],
         ]
         self._start[: len(arrays)] = [tf.constant(array, tf.float32) for array in arrays]
-        self.initial_states = self.stage_states(states)
+        self.initial_states = self.stack.stage_states(states)
         self.restore()
 
     def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
@@ -163,7 +175,7 @@ class LanguageModel:
 
     def evaluate(self, batches: Sequence, states: Sequence) -> float:
         """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
-        staged, losses = self.stage_states(states), []
+        staged, losses = self.stack.stage_states(states), []
         for tokens, targets in batches:
             loss, _, _, staged = self._forward(tokens, targets, staged)
             losses.append(loss)
@@ -171,29 +183,34 @@ class LanguageModel:
 
     def _mean_loss(self, batches, losses) -> float:
         """Per token, each batch weighted by its steps."""
-        steps = np.array([tokens.shape[1] for tokens, _ in batches])
+        steps = np.array([tokens.shape[self._time_axis] for tokens, _ in batches])
         losses = np.float64(tf.stack(losses).numpy())
         return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        """Put one batch on the device."""
-        return tf.identity(tf.constant(tokens, tf.int64)), tf.identity(tf.constant(targets, tf.int64))
+        """Put one batch, given as [batch, time], on the device."""
+        return tuple(tf.identity(tf.constant(self._batch_major(ids), tf.int64)) for ids in (tokens, targets))
 
-    def stage_states(self, states: Sequence) -> tuple:
-        """Canonical states (layers × directions × (h, c)) as the stack takes them: one (h, c) per layer, on the device."""
-        return tuple(tuple(tf.identity(tf.constant(s, self.stack.dtype)) for s in layer[0]) for layer in states)
+    @property
+    def _time_axis(self) -> int:
+        return 0 if self.stack.time_major else 1
+
+    def _batch_major(self, array: np.ndarray) -> np.ndarray:
+        """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
+        return array.swapaxes(0, 1) if self.stack.time_major else array
 
     def _dropout(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.dropout(x, tf.cast(self.dropout_rate, x.dtype))
 
-    def _network(self, tokens, states, training):
-        dropout = self._dropout if training and self.dropout_rate is not None else None
+    def _network(self, tokens, states, training, dropout=True, **of_stack):
+        """Comments give the shapes of a batch-major stack; a time-major one has time first throughout."""
+        dropout = self._dropout if dropout and training and self.has_dropout else None
         inputs = tf.cast(tf.gather(self.embedding.value, tokens), self.stack.dtype)  # [batch, time, embedding]
         if dropout:
             inputs = dropout(inputs)
-        hidden, final_states = self.stack(inputs, states, dropout, training)  # [batch, time, units]
+        hidden, final_states = self.stack(inputs, states, dropout, training, **of_stack)  # [batch, time, units]
         dropped = dropout(hidden) if dropout else hidden
         flat = tf.reshape(dropped, [-1, self.stack.units])
         logits = tf.matmul(flat, tf.cast(self.kernel.value, flat.dtype))
@@ -201,23 +218,23 @@ class LanguageModel:
             logits = _add_bias_in_float16(logits, self.bias.value)
         else:
             logits = tf.nn.bias_add(logits, self.bias.value)
-        batch, time_steps = tokens.shape
-        return hidden, tf.reshape(logits, [batch, time_steps, -1]), tuple(tuple(s) for s in final_states)
+        final_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(final_states))  # one form: one trace
+        return hidden, tf.reshape(logits, [*tokens.shape, -1]), final_states
 
     def _loss(self, logits, targets):
         if logits.dtype == tf.float16:
             logits = tf.cast(logits, tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # [batch, time]
-        return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=1))
+        return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=self._time_axis))
 
     def _forward_step(self, tokens, targets, states):
         hidden, logits, final_states = self._network(tokens, states, training=False)
         return self._loss(logits, targets), hidden, logits, final_states
 
-    def _train_step(self, tokens, targets, states):
+    def _train_step(self, tokens, targets, states, dropout=True):
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
-            _, logits, final_states = self._network(tokens, states, training=True)
+            _, logits, final_states = self._network(tokens, states, training=True, dropout=dropout)
             loss = self._loss(logits, targets)
             scaled_loss = loss * self.loss_scale
         # The embedding's sparse gradient is made dense: clipping its slices one by one would count repeated words twice.

@@ -23,6 +23,9 @@ class Stack:
         dtype: "float32", "float64" or "float16". Variables are float32 at least; inputs arrive in `dtype`.
     """
 
+    time_major = False  # whether inputs and outputs are [time, batch, features]
+    own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
+
     to_layout: Callable = staticmethod(layouts.to_block_lstm_v2)  # canonical → one layer's arrays, as in `variables`
     from_layout: Callable = staticmethod(lambda arrays, layer: layouts.from_block_lstm_v2(*arrays, layer))
 
@@ -44,6 +47,10 @@ class Stack:
             canonical |= self.from_layout(arrays[layer * per_layer : (layer + 1) * per_layer], layer)
         return canonical
 
+    def stage_states(self, states: Sequence) -> tuple:
+        """Canonical states (layers × directions × (h, c)) as `__call__` takes them, on the device."""
+        return tuple(tuple(tf.identity(tf.constant(s, self.dtype)) for s in layer[0]) for layer in states)
+
     def __call__(
         self,
         inputs: tf.Tensor,
@@ -54,13 +61,13 @@ class Stack:
         """Run all layers.
 
         Args:
-            inputs: [batch, time, features].
-            states: initial (h, c) per layer.
-            dropout: applied between layers (not behind the last one), or None.
+            inputs: [batch, time, features]; [time, batch, features] where `time_major`.
+            states: initial (h, c) per layer, from `stage_states`.
+            dropout: applied between layers (not behind the last one), or None. Where `own_dropout`, whether there is any.
             training: whether this is a training pass; only Keras' own layers look at it.
 
         Returns:
-            outputs of the last layer [batch, time, units] and the final (h, c) per layer.
+            outputs of the last layer [batch, time, units] and the final states, in the form of `states`.
         """
         raise NotImplementedError
 

@@ -22,21 +22,23 @@ class Implementation(NamedTuple):
     Attributes:
         what: one line for a table.
         stack: (weights, num_layers, dtype) → models.stack.Stack; imports TensorFlow when it is called.
-        ops: (num_layers, time_steps) → {op: launches in one step, at least}.
+        ops: (num_layers, time_steps) → {op: launches in one step, at least; or the pair of least and most}.
         not_ops: regular expression of ops that must not run.
         kernels, not_kernels: regular expressions of GPU kernels, one of which must run, and none of which may.
         eager: run op by op.
         needs_gpu: has no CPU version.
+        own_dropout: `stack` takes a further argument, the rate of the dropout between its layers.
     """
 
     what: str
     stack: Callable
-    ops: Callable[[int, int], Mapping[str, int]]
+    ops: Callable[[int, int], Mapping[str, int | tuple[int, int]]]
     not_ops: str = CUDNN_OP
     kernels: str = ""
     not_kernels: str = CUDNN_KERNEL
     eager: bool = False
     needs_gpu: bool = False
+    own_dropout: bool = False
 
 
 def _unrolled(weights, num_layers, dtype):
@@ -73,6 +75,12 @@ def _keras_cudnn(weights, num_layers, dtype):
     from models.keras_lstm import KerasLSTM
 
     return KerasLSTM(weights, num_layers, dtype, use_cudnn=True)
+
+
+def _cudnn_stack(weights, num_layers, dtype, dropout=0.0):
+    from models.cudnn_stack import CudnnStack
+
+    return CudnnStack(weights, num_layers, dtype, dropout)
 
 
 _NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its cells op by op
@@ -142,11 +150,21 @@ IMPLEMENTATIONS = {
         not_kernels="",
         needs_gpu=True,
     ),
+    "cudnn_stack": Implementation(
+        "CudnnLSTM: the whole stack in one cuDNN call, time-major",
+        _cudnn_stack,
+        lambda layers, steps: {"CudnnRNNV3": (1, 1)},
+        not_ops=f"loop:{MATMUL}",
+        kernels=CUDNN_KERNEL,
+        not_kernels="",
+        needs_gpu=True,
+        own_dropout=True,
+    ),
 }
 
 
 class FitImplementation(NamedTuple):
-    """A Keras model trained by `fit`, by name: how its LSTM layers and its compilation are chosen, and what must run."""
+    """A Keras model trained by `fit`, by name: arguments of models.classifier.build_classifier."""
 
     what: str
     use_cudnn: bool | str
@@ -159,11 +177,16 @@ FIT_IMPLEMENTATIONS = {
     "keras_cudnn": FitImplementation("LSTM(use_cudnn=True): CuDNNLSTM today", True, False, needs_gpu=True),
     "keras_xla": FitImplementation("LSTM(use_cudnn=False), jit_compile=True", False, True),
     "keras_default": FitImplementation("LSTM(), nothing set: what a user gets", "auto", "auto"),
+    "cudnn_stack": FitImplementation(
+        "CudnnLSTMLayer: the whole stack in one cuDNN call", "stack", False, needs_gpu=True
+    ),
 }
 
 
 def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[str, object]:
     """What has to be seen running in `fit`. Keras' "auto" is cuDNN on a GPU, and its while loop without XLA on a CPU."""
+    if made.use_cudnn == "stack" and device == "gpu":
+        return {"ops": {"CudnnRNNV3": (1, 1)}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
     if made.use_cudnn is True or (made.use_cudnn == "auto" and device == "gpu"):
         return {"ops": {"CudnnRNNV3": num_layers}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
     if made.jit_compile is True:

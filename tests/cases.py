@@ -62,7 +62,8 @@ def language_model(row: str, precision: str, ptb: bool = False):
     from models.language_model import COMPUTE_DTYPE, LanguageModel
 
     made, start = stacks.IMPLEMENTATIONS[row], language_model_start()
-    stack = made.stack(start[0], LAYERS, COMPUTE_DTYPE[precision])
+    dropout = {"dropout": 0.5} if made.own_dropout and ptb else {}
+    stack = made.stack(start[0], LAYERS, COMPUTE_DTYPE[precision], **dropout)
     if not ptb:
         adam = keras.optimizers.Adam(1e-3)
         return LanguageModel(stack, *start, adam, loss_scale=LOSS_SCALE, eager=made.eager)

@@ -107,8 +107,8 @@ def mistake_time_major_outputs_against_batch_major_labels():
     from models.language_model import LanguageModel
 
     class TimeMajor(LanguageModel):
-        def _network(self, tokens, states, training):
-            hidden, logits, finals = super()._network(tokens, states, training)
+        def _network(self, *arguments, **options):
+            hidden, logits, finals = super()._network(*arguments, **options)
             return hidden, tf.reshape(tf.transpose(logits, [1, 0, 2]), tf.shape(logits)), finals
 
     return language_model(network=TimeMajor), "unrolled"

@@ -327,3 +327,10 @@ def test_ops_are_matched_whole_and_counted_together():
         proof = Proof("fp32")
         proof.what_ran({"ops": ops, "kernels": {}}, Kernel(ops={r"loop:_?\w*MatMul": 3}), "cpu")
         assert bool(proof.failures) == fails
+
+
+@pytest.mark.parametrize("launches, fails", [(0, True), (1, False), (2, True)])
+def test_op_that_may_run_once_fails_when_it_runs_for_every_layer(launches, fails):
+    proof = Proof("fp32")
+    proof.what_ran({"ops": {"CudnnRNNV3": launches}, "kernels": {}}, Kernel(ops={"CudnnRNNV3": (1, 1)}), "cpu")
+    assert bool(proof.failures) == fails

@@ -223,3 +223,49 @@ def test_model_with_dropout_comes_back_from_a_file(tmp_path):
              if isinstance(layer, Dropout)]  # fmt: skip
     assert [(rate, seed) for rate, seed, _ in rates] == [(0.2, 0), (0.3, LAYERS)]
     assert all(value == np.float32(rate) for rate, _, value in rates)
+
+
+# --- the whole stack as one layer ---------------------------------------------------------------------------------------
+
+
+def test_stack_in_one_call_passes_the_proof_and_is_timed_with_its_dropout(tensorflow_runtime):
+    """On a CPU without cuDNN, so that what runs is Keras' loop as far as the proof can see."""
+    trial = cases.classifier("cudnn_stack", "fp32")
+    proof = cases.prove_fit(trial, "fp32", KERNELS["keras"], tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+    trial.restore()
+    proven = trial.train_steps(3)
+    trial.restore()
+    timed = trial.timed_steps(3)
+    assert error(timed, proven) > 1e-3
+    traces, function = trial.traces, trial.model.train_function
+    trial.timed_steps(3)
+    assert trial.traces == traces and trial.model.train_function is function
+    trial.restore()
+    np.testing.assert_allclose(trial.train_steps(3), proven, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_stack_in_one_call_follows_the_reference(bidirectional):
+    trial, reference = trial_of(bidirectional, use_cudnn="stack"), reference_of(bidirectional)
+    trial.restore()
+    assert_same(trial.weights(), weights.large_random(shapes(bidirectional), seed=3))
+    assert error(trial.outputs()["logits"], reference["outputs"]["logits"]) < 2e-6
+    trial.train_steps(1)
+    for name, gradient in reference["gradients"].items():
+        assert error(trial.first_gradients()[name], gradient) < 5e-6, name
+    trial.restore()
+    start = trial.weights()
+    trial.train_steps(3)
+    for name, change in reference["updates"].items():
+        assert error(trial.weights()[name] - start[name], change) < 1e-3, name
+
+
+def test_dropout_of_a_stack_stands_between_its_layers_and_behind_it():
+    model = model_of(use_cudnn="stack", lstm_dropout=(0.2, 0.1))
+    assert [type(layer).__name__ for layer in model.layers] == ["CudnnLSTMLayer", "Dropout", "Dense", "Dense"]
+    assert (model.layers[0].dropout, model.layers[1].initial_rate) == (0.2, 0.1)
+    with pytest.raises(ValueError, match="one rate between all layers"):
+        build_classifier(
+            (TIME, FEATURES), UNITS, 3, CLASSES, use_cudnn="stack", lstm_dropout=(0.2, 0.1), optimizer="adam"
+        )
