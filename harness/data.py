@@ -10,6 +10,7 @@ name, title, source ("real", "embedded" or "generated"), where, reason ("" when 
 
 import hashlib
 import io
+import itertools
 import math
 import os
 import re
@@ -176,6 +177,39 @@ def language_model_tail(tokens: np.ndarray, batch_size: int, time_steps: int) ->
     """Inputs and targets [batch_size, rest] after the last of `language_model_batches`; 0 <= rest < time_steps."""
     rows, n = _rows(tokens, batch_size, time_steps)
     return rows[:, n * time_steps : -1].copy(), rows[:, n * time_steps + 1 :].copy()
+
+
+def sentence_batches(
+    tokens: np.ndarray, eos: int, batch_size: int, count: int, max_words: int
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """`count` batches of whole sentences: inputs and targets [batch_size, longest of the batch], lengths [batch_size].
+
+    A batch holds sentences of like length: the text's sentences are sorted by length and cut into batches, and of these the
+    wanted ones are taken at even distances, so that they stand for the whole text; their order is shuffled. Every input
+    begins with <eos>, every target ends with it. Behind a sentence's end inputs are 0 and targets -1. Sentences of more than
+    `max_words` words are left out. UserError when too few are left.
+    """
+    ends = np.flatnonzero(tokens == eos)
+    sentences = [tokens[start : end + 1] for start, end in itertools.pairwise([-1, *ends])]  # <eos> at both ends
+    sentences[:1] = [np.append(eos, tokens[: ends[0] + 1])] if len(ends) else []
+    sentences = sorted((sentence for sentence in sentences if 2 < len(sentence) <= max_words + 2), key=len)
+    found = len(sentences) // batch_size
+    if found < count:
+        raise UserError(
+            f"{len(sentences)} sentences are too few for {count} batches of {batch_size}; expected "
+            f"{count * batch_size} or more: give a smaller batch size or fewer batches"
+        )
+    chosen = np.random.default_rng(0).permutation(np.linspace(0, found - 1, count).round().astype(int))
+    return [_padded(sentences[k * batch_size : (k + 1) * batch_size]) for k in chosen]
+
+
+def _padded(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    lengths = np.array([len(sentence) - 1 for sentence in sentences], np.int32)
+    inputs = np.zeros((len(sentences), lengths.max()), np.int32)
+    targets = np.full_like(inputs, -1)
+    for row, (sentence, length) in enumerate(zip(sentences, lengths, strict=True)):
+        inputs[row, :length], targets[row, :length] = sentence[:-1], sentence[1:]
+    return inputs, targets, lengths
 
 
 def _rows(tokens: np.ndarray, batch_size: int, time_steps: int) -> tuple[np.ndarray, int]:

@@ -21,6 +21,7 @@ JOBS: dict[str, list[tuple[str, list[str]]]] = {
         ("mnist", []),
         ("ptb", ["--config=small"]),
         ("ptb", ["--config=small", "--train", "--rows=keras,block_fused"]),  # two rows: every one takes half a minute
+        ("ptb_sentences", []),
         ("stacked_lm", []),
         ("synthetic", []),
     ],
@@ -28,6 +29,7 @@ JOBS: dict[str, list[tuple[str, list[str]]]] = {
         ("mnist", []),
         ("ptb", ["--config=large"]),
         ("ptb", ["--config=small", "--train", "--rows=keras_cudnn"]),  # once: a schedule of 13 epochs takes minutes
+        ("ptb_sentences", []),
         ("stacked_lm", []),
         ("synthetic", []),
     ],

@@ -16,6 +16,7 @@ from models.reference import lstm_stack_backward, lstm_stack_forward
 from models.weights import States, Weights, stack_size
 
 REDUCTIONS = ("mean", "sum_over_time")
+IGNORED = -1  # a target of no word: padding, which adds nothing to the loss
 
 
 class Result(NamedTuple):
@@ -32,7 +33,8 @@ class LanguageModel:
     """Next-token model of the stacked LM and of PTB.
 
     Args:
-        reduction: "mean" over all tokens, or "sum_over_time": summed over steps and averaged over the batch (PTB).
+        reduction: "mean" over all tokens, or "sum_over_time": summed over steps and averaged over the batch (PTB). Targets
+            IGNORED add nothing to the sum; the mean does not take them.
     """
 
     def __init__(self, reduction: str = "mean", dtype: type = np.float64):
@@ -50,8 +52,8 @@ class LanguageModel:
 
     def _run(self, weights, tokens, targets, states, with_gradients: bool) -> Result:
         embedding = weights["embedding"]
-        for name, ids in (("tokens", tokens), ("targets", targets)):
-            _check_ids(name, ids, len(embedding))
+        _check_ids("tokens", tokens, len(embedding))
+        _check_ids("targets", targets, len(embedding), lowest=IGNORED if self.reduction == "sum_over_time" else 0)
         batch, time_steps = tokens.shape
         scale = 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
 
@@ -266,20 +268,24 @@ def trajectory(
 
 
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-    """(scale * Σ -log softmax(logits)[label], its derivative by the logits); logits [n, classes], labels [n]."""
+    """(scale * Σ -log softmax(logits)[label], its derivative by the logits); logits [n, classes], labels [n].
+
+    The sum is over the labels that are not IGNORED.
+    """
     rows = np.arange(len(labels))
+    counted = labels != IGNORED
     highest = logits.max(axis=1)
     d_logits = logits - highest[:, None]
     np.exp(d_logits, out=d_logits)
     total = d_logits.sum(axis=1)
-    loss = scale * float(np.sum(np.log(total) + highest - logits[rows, labels]))
-    d_logits *= (scale / total)[:, None]
-    d_logits[rows, labels] -= scale
+    loss = scale * float(np.sum(np.log(total) + highest - logits[rows, labels], where=counted))
+    d_logits *= (scale * counted / total)[:, None]
+    d_logits[rows, labels] -= scale * counted
     return loss, d_logits
 
 
-def _check_ids(name: str, ids: np.ndarray, count: int) -> None:
+def _check_ids(name: str, ids: np.ndarray, count: int, lowest: int = 0) -> None:
     if not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"{name}: dtype {ids.dtype}, expected integers")
-    if ids.size and (ids.min() < 0 or ids.max() >= count):
-        raise ValueError(f"{name}: ids from {ids.min()} to {ids.max()}, expected 0 to {count - 1}")
+    if ids.size and (ids.min() < lowest or ids.max() >= count):
+        raise ValueError(f"{name}: ids from {ids.min()} to {ids.max()}, expected {lowest} to {count - 1}")

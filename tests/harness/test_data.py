@@ -415,3 +415,33 @@ def test_real_ptb_has_its_published_numbers_of_words():
     assert " ".join(ptb.vocabulary[word] for word in ptb.test[:7]) == "no it was n't black monday <eos>"
     inputs, _ = data.language_model_batches(ptb.train, 20, 35)
     assert len(inputs) == (929_589 // 20 - 1) // 35
+
+
+# sentences
+
+
+def test_sentence_batches_hold_whole_sentences_of_like_length_from_all_of_the_text():
+    rng = np.random.default_rng(1)
+    eos, lengths = 1, rng.integers(1, 30, 400)
+    lengths[:3] = (0, 31, 200)  # empty, and two that are too long
+    text = np.concatenate([np.append(rng.integers(2, 50, n), eos) for n in lengths] + [rng.integers(2, 50, 5)])
+    batches = data.sentence_batches(text.astype(np.int32), eos, batch_size=4, count=9, max_words=30)
+    found = []
+    for inputs, targets, ends in batches:
+        assert inputs.shape == targets.shape == (4, ends.max()) and np.ptp(ends) <= 1
+        for row, end in enumerate(ends):
+            assert inputs[row, 0] == eos == targets[row, end - 1]
+            np.testing.assert_array_equal(inputs[row, 1:end], targets[row, : end - 1])
+            assert not inputs[row, end:].any() and (targets[row, end:] == -1).all()
+            found.append(targets[row, :end].tolist())
+    sentences = [part.tolist() for part in np.split(text, np.flatnonzero(text == eos) + 1)]
+    assert all(sentence in sentences for sentence in found)
+    longest = [int(ends.max()) for _, _, ends in batches]
+    assert min(longest) <= 2 and max(longest) >= 30 and longest != sorted(longest)
+    assert np.mean(longest) == pytest.approx(np.mean(lengths[(lengths > 0) & (lengths <= 30)] + 1), rel=0.1)
+
+
+@pytest.mark.parametrize("text", [[], [5, 6, 7], [5, 1, 6, 7, 1, 1]])
+def test_text_of_too_few_sentences_is_a_user_error(text):
+    with pytest.raises(UserError, match="sentences are too few for 2 batches of 2; expected 4 or more"):
+        data.sentence_batches(np.array(text, np.int32), 1, batch_size=2, count=2, max_words=30)

@@ -1,0 +1,158 @@
+"""Words per second of a PTB language model that reads sentences of their own lengths, padded in three ways.
+
+python benchmarks/ptb_sentences.py                         # every row, this machine
+python benchmarks/ptb_sentences.py --config=large --rows=bucketed
+python benchmarks/ptb_sentences.py --list
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import benchmark
+from models import stacks
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = None               # one of CONFIGS; None: the preset's
+CONFIGS = {                 # of ptb.py, without dropout
+    "small": dict(UNITS=200, CLIP_NORM=5.0),
+    "medium": dict(UNITS=650, CLIP_NORM=5.0),
+    "large": dict(UNITS=1500, CLIP_NORM=10.0),
+}
+PRESETS = {
+    "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=5, PROCESSES=3, ROW_LIMIT_S=600.0,
+                 ROW_BUDGET_S=30.0),
+    "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, ROW_LIMIT_S=300.0,
+                  ROW_BUDGET_S=30.0),
+}
+UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next one
+CLIP_NORM = None            # bound of the gradients' global norm
+NUM_LAYERS = 2              # LSTM layers
+BATCH_SIZE = 20             # sentences of like length
+MAX_WORDS = 100             # longer sentences are left out
+BUCKET_STEPS = 10           # bucketed: a batch is padded to a multiple of this
+VOCABULARY = 10000          # words
+LEARNING_RATE = 1.0         # of SGD
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+LOSS_SCALE = 1024.0         # static, of fp16
+SEED = 1                    # of the weights and states
+WARMUP_BATCHES = 10         # before the clock starts; every staged batch at least once
+STAGED_BATCHES = None       # batches on the device, taken in turn, from the shortest to the longest sentences; None: the
+                            # preset's, as for the next five
+TIMED_BATCHES = None        # per block
+BLOCKS = None               # timed blocks per process
+PROCESSES = None            # processes per row
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped
+ROW_BUDGET_S = None         # s; a row that has taken longer gets no further process
+MIN_BLOCK_S = 0.25          # s; a block is the multiple of TIMED_BATCHES that fills it
+# ---------------------------------------------------------------------------
+# fmt: on
+
+WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is told the lengths)
+    "padded": ("padded to the longest sentence", True, False),
+    "lengths": ("padded to the longest sentence, with sequence_lengths", True, True),
+    "bucketed": ("padded to the next multiple of BUCKET_STEPS, with sequence_lengths", False, True),
+}
+
+
+def evidence(c):
+    """CudnnLSTM: one cuDNN call on a GPU; on a CPU the loops that stand for it."""
+    if c.DEVICE == "gpu":
+        return stacks.evidence(stacks.IMPLEMENTATIONS["cudnn_stack"], c.NUM_LAYERS, 1)
+    return {"ops": {f"loop:{stacks.MATMUL}": c.NUM_LAYERS}, "not_ops": stacks.CUDNN_OP}
+
+
+ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", evidence) for row, (what, _, _) in WAYS.items()}
+
+
+def load(c, located):
+    """Penn Treebank (or the embedded text)."""
+    from harness import data
+
+    return data.ptb(*located)
+
+
+def start(c, text):
+    """Weights, states and batches of the proof and of the timing: the same sentences in every row."""
+    from harness import data
+    from models import weights
+
+    tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
+    eos = min(text.vocabulary.index(data.EOS), c.VOCABULARY - 1)
+    batches = data.sentence_batches(tokens, eos, c.BATCH_SIZE, c.STAGED_BATCHES, c.MAX_WORDS)
+    shapes = weights.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return weights.large_random(shapes, c.SEED), states, batches
+
+
+def reference(c, text):
+    """What every row is held against, in float64: the batches as they are, without a step of padding that is not needed."""
+    from models import expected
+    from models.reference_networks import SGD
+    from models.sentence_model import cut
+
+    weights, states, batches = start(c, text)
+    optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
+    pairs = [(tokens, targets) for tokens, targets, _ in batches]
+    found = expected.language_model("sum_over_time", optimizer, weights, states, pairs, carry_states=False)
+    lengths = batches[0][2]
+    cut_outputs = {name: cut(found["outputs"][name], lengths) for name in ("hidden", "logits")}
+    return found | {"outputs": found["outputs"] | cut_outputs}
+
+
+def run_row(row, c, measurement):
+    """Build the row's model from the canonical weights, prove it, time it."""
+    import keras
+
+    from models.cudnn_stack import CudnnStack
+    from models.language_model import COMPUTE_DTYPE
+    from models.sentence_model import SentenceModel
+
+    _, to_longest, give_lengths = WAYS[row]
+    weights, states, batches = start(c, measurement.data)
+    dtype = COMPUTE_DTYPE[measurement.precision]
+    stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
+    longest = max(tokens.shape[1] for tokens, _, _ in batches)
+    model = SentenceModel(
+        stack, weights, states, batches, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
+        loss_scale=c.LOSS_SCALE, give_lengths=give_lengths,
+        pad=lambda steps: longest if to_longest else -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS,
+    )  # fmt: skip
+    words = [int(lengths.sum()) for _, _, lengths in batches]
+    mean = round(sum(words) / len(words))
+    flops = 3 * stacks.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"train": flops}, words, "words/s")
+
+
+LAYOUT = {
+    "title": "PTB, sentence by sentence",
+    "question": "How many words per second does the PTB language model train on when every sentence keeps its own length? "
+    "Two layers, batches of 20 sentences of like length from all of the training text, SGD 1.0, gradients clipped by their "
+    "global norm, no dropout. Words are those of the sentences, not those of the padding.",
+    "tables": [
+        {"title": "Training speed", "mode": "train", "device": None, "plot": "throughput.value",
+         "columns": [["words/s", "throughput.value", ",.0f"], ["against padded", "throughput.value", "speedup:padded"],
+                     ["ms per batch", "step_ms", "median_range"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
+                     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
+                     ["share of a large matmul's FLOP/s", "share_of_matmul", "percent"],
+                     ["first call (s)", "first_call_s", ".1f"]]},
+    ],
+    "footnotes": [
+        "The same sentences in the same batches in every row. A stack that is not told the lengths computes the padding; the "
+        "softmax computes it in every row; neither enters the loss.",
+        "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU.",
+    ],
+    "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    modes=lambda flags: ("train",), published=lambda c, row, mode, device: {},
+    protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(NUM_LAYERS=2, BATCH_SIZE=20, VOCABULARY=10000, LEARNING_RATE=1.0),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(benchmark.main(BENCHMARK))

@@ -1,0 +1,102 @@
+"""Sentences of their own lengths: however far they are padded, loss and gradients are those of the words alone."""
+
+import keras
+import numpy as np
+import pytest
+
+from harness.proof import Kernel
+from models import expected, weights
+from models.cudnn_stack import CudnnStack
+from models.reference_networks import SGD, LanguageModel
+from models.sentence_model import SentenceModel, cut
+from tests import cases
+
+VOCABULARY, UNITS, LAYERS, BATCH = 13, 6, 2, 3
+WEIGHTS = weights.large_random(weights.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS), seed=1)
+STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+CLIP_NORM = 0.5
+KERNEL = Kernel(ops={r"loop:\w*MatMul": LAYERS}, not_ops="CudnnRNN.*")
+WAYS = {"padded": (9, False), "lengths": (9, True), "as long as the longest": (0, True)}
+
+
+def batch_of(lengths, seed):
+    words = np.random.default_rng(seed).integers(0, VOCABULARY, (2, BATCH, max(lengths)))
+    inside = np.arange(max(lengths)) < np.array(lengths)[:, None]
+    return np.where(inside, words[0], 0), np.where(inside, words[1], -1), np.array(lengths, np.int32)
+
+
+BATCHES = [batch_of(lengths, seed) for seed, lengths in enumerate([(4, 2, 5), (7, 7, 6), (1, 3, 2)])]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    pairs = [(tokens, targets) for tokens, targets, _ in BATCHES]
+    found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), WEIGHTS, STATES, pairs, False)
+    lengths = BATCHES[0][2]
+    outputs = {name: cut(found["outputs"][name], lengths) for name in ("hidden", "logits")}
+    return found | {"outputs": found["outputs"] | outputs}
+
+
+def model_of(way, network=SentenceModel):
+    steps, give_lengths = WAYS[way]
+    stack = CudnnStack(WEIGHTS, LAYERS, "float32", use_cudnn=False)
+    return network(
+        stack, WEIGHTS, STATES, BATCHES, keras.optimizers.SGD(1.0), clip_norm=CLIP_NORM,
+        pad=lambda longest: max(longest, steps), give_lengths=give_lengths,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_pad_passes_the_same_proof(way, reference, tensorflow_runtime):
+    model = model_of(way)
+    (tokens, _), targets = model.batches[0]
+    assert tokens.shape == targets.shape == (max(5, WAYS[way][0]), BATCH)  # time-major
+    proof = cases.prove(model, "train", "fp32", reference, KERNEL, tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+class CountsPadding(SentenceModel):
+    """The usual mistake: the loss takes the padding's targets for words."""
+
+    def _loss(self, logits, targets):
+        import tensorflow as tf
+
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
+        return tf.reduce_mean(tf.reduce_sum(losses, axis=0))
+
+
+def test_loss_that_counts_the_padding_fails_the_proof(reference, tensorflow_runtime):
+    proof = cases.prove(
+        model_of("padded", CountsPadding), "train", "fp32", reference, KERNEL, tensorflow_runtime
+    ).record()
+    assert not proof["ok"] and {"loss", "gradients"} <= set(proof["failed"])
+
+
+def test_lengths_of_another_batch_fail_the_proof(reference, tensorflow_runtime):
+    class Shortened(SentenceModel):
+        def _network(self, tokens, *arguments, **options):
+            tokens, lengths = tokens
+            return super()._network((tokens, lengths - 1), *arguments, **options)
+
+    proof = cases.prove(model_of("lengths", Shortened), "train", "fp32", reference, KERNEL, tensorflow_runtime).record()
+    assert not proof["ok"] and {"outputs", "gradients"} <= set(proof["failed"])
+
+
+def test_reference_of_a_padded_batch_is_the_sum_over_its_sentences():
+    """In the reference itself: each sentence alone, without padding, divided by the batch."""
+    model = LanguageModel("sum_over_time")
+    tokens, targets, lengths = BATCHES[0]
+    together = model.loss_and_gradients(WEIGHTS, tokens, targets, STATES)
+    alone = []
+    for row, length in enumerate(lengths):
+        states = [[tuple(s[row : row + 1] for s in pair) for pair in layer] for layer in STATES]
+        one = slice(row, row + 1), slice(0, length)
+        alone.append(model.loss_and_gradients(WEIGHTS, tokens[one], targets[one], states))
+    assert together.loss == pytest.approx(sum(result.loss for result in alone) / BATCH, rel=1e-13)
+    for name, gradient in together.gradients.items():
+        np.testing.assert_allclose(gradient, sum(r.gradients[name] for r in alone) / BATCH, atol=1e-14, err_msg=name)
+
+
+def test_mean_loss_takes_no_padding():
+    with pytest.raises(ValueError, match="targets: ids from -1"):
+        LanguageModel("mean").forward(WEIGHTS, *BATCHES[0][:2], STATES)
