@@ -73,7 +73,7 @@ class LanguageModel:
         self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
         compiled = (lambda function: function) if eager else tf.function
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
-        self._train_without_dropout = self._train
+        self._train_without_dropout = None  # where that is another graph
         if stack.own_dropout and self.has_dropout:
             self._train_without_dropout = compiled(lambda *batch: self._train_step(*batch, dropout=False))
 
@@ -85,10 +85,7 @@ class LanguageModel:
 
     def train(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         """One optimizer step; returns its loss (before the update), a device scalar."""
-        return self._step(self._train, batch)
-
-    def _step(self, function, batch):
-        loss, states = function(*batch, self.states)
+        loss, states = self._train(*batch, self.states)
         if self.carry_states:
             self.states = states
         return loss
@@ -113,9 +110,12 @@ class LanguageModel:
 
     def train_steps(self, count: int) -> np.ndarray:
         """Losses [count] of that many training steps, with dropout off; the same graph unless the stack has its own."""
-        step = self._train_without_dropout
-        with self.without_dropout():
-            return np.array([self._step(step, self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+        timed, self._train = self._train, self._train_without_dropout or self._train
+        try:
+            with self.without_dropout():
+                return np.array([self.train(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+        finally:
+            self._train = timed
 
     @property
     def has_dropout(self) -> bool:
