@@ -52,9 +52,9 @@ MIN_BLOCK_S = 0.25          # s; a block is the multiple of TIMED_BATCHES that f
 # fmt: on
 
 WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is told the lengths)
-    "padded": ("padded to the longest sentence", True, False),
-    "lengths": ("padded to the longest sentence, with sequence_lengths", True, True),
-    "bucketed": ("padded to the next multiple of BUCKET_STEPS, with sequence_lengths", False, True),
+    "padded": ("all batches padded to the longest one's steps", True, False),
+    "lengths": ("padded likewise, with sequence_lengths", True, True),
+    "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
 }
 
 
@@ -143,7 +143,9 @@ LAYOUT = {
     "footnotes": [
         "The same sentences in the same batches in every row. A stack that is not told the lengths computes the padding; the "
         "softmax computes it in every row; neither enters the loss.",
-        "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU.",
+        "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding, told "
+        "the lengths or not.",
+        "The first call of bucketed traces one of its numbers of steps; the others are traced in the warm-up.",
     ],
     "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},
 }  # fmt: skip

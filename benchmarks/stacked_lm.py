@@ -141,8 +141,9 @@ LAYOUT = {
         for title, mode in (("Entire training", "train"), ("Forward only", "forward"))
     ],
     "footnotes": [
-        "Forward only: logits and loss with training=False. The initial state of every batch is the same tensor; it is "
-        "an argument of the timed function, so its values do not change the work. Initial values are the proof's: "
+        "Forward only: logits and loss with training=False. Keras runs cuDNN in its training mode even so, which keeps what a "
+        "backward pass would need; cudnn_stack runs its inference mode. The initial state of every batch is the same tensor; it "
+        "is an argument of the timed function, so its values do not change the work. Initial values are the proof's: "
         "large random weights, states that are not zero.",
         *({"device": device, "row": row, "mode": mode, "column": "published elapsed time (s)", "text": text}
           for device, row, mode, text in CONTRADICTIONS),

@@ -40,6 +40,7 @@ def time_blocks(
     timed_batches: int,
     blocks: int,
     min_block_s: float,
+    whole_rounds: bool = False,
 ) -> Blocks:
     """Time `blocks` blocks of `step(batch)`, rotating among `batches`, which lie on the device already.
 
@@ -48,12 +49,15 @@ def time_blocks(
         sync: returns once the device is idle. Called before the clock starts and before it stops, never in between.
         restore: puts weights, optimizer and states back to where the proof began, so that every block walks the
             same trajectory and its losses can be held against the reference's. Called outside the timed region.
+        whole_rounds: whether a block takes each of `batches` equally often: where they differ in size.
     """
     restore()
     for k in range(max(warmup_batches, len(batches))):  # every staged batch once: it may have a shape of its own
         step(batches[k % len(batches)])
     probe_s, _ = seconds_of(lambda: [step(batches[k % len(batches)]) for k in range(PROBE)], sync)
     size = block_size(probe_s / PROBE, timed_batches, min_block_s)
+    if whole_rounds:
+        size = -(-size // len(batches)) * len(batches)
     order = [batches[k % len(batches)] for k in range(size)]
     ms, losses = [], []
     for _ in range(blocks):

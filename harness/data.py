@@ -185,7 +185,7 @@ def sentence_batches(
     """`count` batches of whole sentences: inputs and targets [batch_size, longest of the batch], lengths [batch_size].
 
     A batch holds sentences of like length: the text's sentences are sorted by length and cut into batches, and of these the
-    wanted ones are taken at even distances, so that they stand for the whole text; their order is shuffled. Every input
+    wanted ones are taken at even distances, each for an equal part of the text; their order is shuffled. Every input
     begins with <eos>, every target ends with it. Behind a sentence's end inputs are 0 and targets -1. Sentences of more than
     `max_words` words are left out. UserError when too few are left.
     """
@@ -199,7 +199,8 @@ def sentence_batches(
             f"{len(sentences)} sentences are too few for {count} batches of {batch_size}; expected "
             f"{count * batch_size} or more: give a smaller batch size or fewer batches"
         )
-    chosen = np.random.default_rng(0).permutation(np.linspace(0, found - 1, count).round().astype(int))
+    middles = (np.arange(count) + 0.5) * found / count  # of as many equal parts
+    chosen = np.random.default_rng(0).permutation(middles.astype(int))
     return [_padded(sentences[k * batch_size : (k + 1) * batch_size]) for k in chosen]
 
 

@@ -80,8 +80,13 @@ def physical_cores() -> int:
     """Physical cores that this process may use (an affinity mask or a container may allow fewer than there are)."""
     import psutil
 
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    allowed = len(_allowed_processors())
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def _allowed_processors() -> set[int]:
+    """Numbers of the logical processors that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 @functools.lru_cache
@@ -164,26 +169,27 @@ def gpu_memory_used() -> int | None:
 
 
 class CpuShare:
-    """How much of this machine's processors other processes took since it was made."""
+    """How much of the processors that this process may use others took since it was made."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """(wall s, processor s of all that ran, a hypervisor's stolen time included, processor s of this process)."""
+        """(s that these processors had, s that they were busy, a hypervisor's stolen time included, s of this process)."""
         import psutil
 
-        times, own = psutil.cpu_times(), os.times()
-        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-        busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
-        return time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
+        allowed = _allowed_processors()
+        times = [t for processor, t in enumerate(psutil.cpu_times(percpu=True)) if processor in allowed]
+        idle = sum(t.idle + getattr(t, "iowait", 0.0) for t in times)
+        guests = sum(getattr(t, "guest", 0.0) + getattr(t, "guest_nice", 0.0) for t in times)  # user and nice hold them
+        total, own = sum(map(sum, times)) - guests, os.times()
+        return total, total - idle, own.user + own.system + own.children_user + own.children_system
 
     def others_percent(self) -> float:
-        """Percent of all processors, 0 to 100."""
-        wall, busy, own = (after - before for after, before in zip(self._now(), self._start, strict=True))
-        capacity = wall * (os.cpu_count() or 1)
-        return min(100.0, max(0.0, 100.0 * (busy - own) / capacity)) if capacity else 0.0
+        """Percent of these processors' time, 0 to 100."""
+        total, busy, own = (after - before for after, before in zip(self._now(), self._start, strict=True))
+        return min(100.0, max(0.0, 100.0 * (busy - own) / total)) if total > 0 else 0.0
 
 
 class UtilisationSampler:

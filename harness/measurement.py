@@ -97,6 +97,7 @@ class Measurement:
         proof.outputs(trial.outputs(), self.reference["outputs"])
         if mode == "train":
             proof.training(trial, self.reference)
+            proof.callable(trial.unproven())
         else:
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
         step = getattr(trial, mode)
@@ -115,6 +116,7 @@ class Measurement:
             timed_batches=c["TIMED_BATCHES"],
             blocks=c["BLOCKS"],
             min_block_s=c["MIN_BLOCK_S"],
+            whole_rounds=isinstance(items_per_batch, Sequence),
         )
         memory = self._memory()
         losses = [np.array([np.asarray(loss) for loss in block]) for block in timed.losses]
@@ -130,7 +132,7 @@ class Measurement:
             "gpu_utilisation": self._utilisation(
                 lambda: clocks.run_for(UTILISATION_S, step, trial.batches, self.runtime.sync)
             ),
-            "items_per_batch": mean_in_block(items_per_batch, timed.batches_per_block),
+            "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }
 
@@ -160,6 +162,7 @@ class Measurement:
         proof.training(trial, self.reference)
         trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
         proof.what_ran(self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), self.kernel, self.device)
+        proof.callable(trial.unproven())
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
             self.runtime.reset_memory_peak()
@@ -168,9 +171,7 @@ class Measurement:
             fit_s, result = clocks.seconds_of(lambda: train(clock.callback()), self.runtime.sync)
             memory = self._memory()
             if trial.traces != proven:
-                proof.failures["callable"] = (
-                    "the timed fit traced its step anew: it did not run the function that was proven"
-                )
+                proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
             if not np.isfinite(result["losses"]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
@@ -254,13 +255,6 @@ class Measurement:
         if not self._matmul_flops or not blocks_ms:
             return None
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
-
-
-def mean_in_block(items: int | Sequence[int], size: int) -> float:
-    """Mean number of items of a block's `size` batches, which are taken in turn."""
-    if not isinstance(items, Sequence):
-        return items
-    return sum(items[k % len(items)] for k in range(size)) / size
 
 
 def matmul_flops(runtime: TensorFlowRuntime, size: int, repeats: int) -> float:

@@ -54,7 +54,11 @@ LIMITS = {
 
 
 class Trial(Protocol):
-    """What a row has to show. `outputs` and `train_steps` run the very callables that are timed."""
+    """What a row has to show. `outputs` and `train_steps` run the very callables that are timed.
+
+    Where a step of the proof cannot be the timed callable itself, `unproven` has to find the two alike. A trial whose steps run
+    inside `fit` has `timed_steps(count)` too: `train_steps` with dropout, by the very function that is timed.
+    """
 
     def restore(self) -> None:
         """Put weights, optimizer and states back to where the proof begins."""
@@ -70,6 +74,9 @@ class Trial(Protocol):
 
     def weights(self) -> Mapping[str, np.ndarray]:
         """All weights now, under canonical names."""
+
+    def unproven(self) -> str:
+        """How the timed callable differs from the one that the proof ran; "" where it does not."""
 
 
 class Kernel(NamedTuple):
@@ -188,6 +195,11 @@ class Proof:
         updates = {name: array - start[name] for name, array in trial.weights().items()}
         self.hold("update", *worst(updates, reference["updates"], norm_error), self.limit.update)
         trial.restore()
+
+    def callable(self, unproven: str) -> None:
+        """Fail where the timed callable is not the proven one, and `unproven` says how it differs."""
+        if unproven:
+            self.failures.setdefault("callable", unproven)
 
     def losses(self, where: str, losses: np.ndarray, reference: np.ndarray) -> None:
         """Losses [n] against the reference's curve [m], as far as both go."""

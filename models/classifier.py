@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from models import layouts
 from models.cudnn_layers import CudnnLSTMLayer
+from models.graph_difference import graph_difference
 
 POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
 
@@ -158,7 +160,7 @@ class ClassifierTrial:
     """A compiled model as the proof needs it: the same `predict` and `fit` functions that are timed, on batches of proof.
 
     The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
-    same code with the rate 0, those that are timed with the rate that was asked for.
+    same code with the rate 0, and `unproven` compares them node by node with those that are timed.
 
     Args:
         model: from `build_classifier`; its optimizer is a keras Adam (possibly under a LossScaleOptimizer).
@@ -174,7 +176,10 @@ class ClassifierTrial:
 
         def counted(*arguments, **keywords):
             self.traces += 1
-            return train_step(*arguments, **keywords)
+            result = train_step(*arguments, **keywords)
+            if self._stack_rate and not tf.executing_eagerly():
+                self._graphs[self._stack.dropout] = tf.compat.v1.get_default_graph().as_graph_def()
+            return result
 
         model.train_step = counted
         self.optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -183,6 +188,7 @@ class ClassifierTrial:
         self.dropouts = [layer for layer in model.layers if isinstance(layer, Dropout)]
         self._stack = cudnn_stack(model)
         self._stack_rate = self._stack.dropout if self._stack else 0.0
+        self._graphs: dict[float, object] = {}  # the last traced step by the stack's rate
 
     def restore(self) -> None:
         """Weights and optimizer as they were at the start."""
@@ -215,6 +221,15 @@ class ClassifierTrial:
     def timed_steps(self, count: int) -> np.ndarray:
         """The same by the very function that is timed afterwards, with dropout."""
         return self._fit(count, self._stack_rate)
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran, but for cuDNN's dropout rate; "" where it does not.
+
+        Both have to have run. Without cuDNN the masks of a stack are ops of its graph; no row is such a model.
+        """
+        if not self._stack_rate or not self._stack.uses_cudnn:
+            return ""
+        return graph_difference(self._graphs[self._stack_rate], self._graphs[0.0])
 
     def _fit(self, count: int, stack_rate: float) -> np.ndarray:
         if self._stack and self._stack.dropout != stack_rate:

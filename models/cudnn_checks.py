@@ -6,11 +6,22 @@ no size, and would read past the end of a params vector that is too short.
 """
 
 import numbers
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+
+class Lengths(NamedTuple):
+    """Sequence lengths where they are read: cuDNN reads them on the host, what masks the padding on the device.
+
+    Given as one tensor, one of the two is copied at every call, and the device waits; staged as Lengths, none is.
+    """
+
+    on_host: tf.Tensor  # int32 [batch]: TensorFlow keeps int32 on the host
+    on_device: tf.Tensor  # int64 [batch]
+
 
 FLOATS = (tf.float16, tf.float32, tf.float64)
 INTEGERS = (tf.int32, tf.int64)
@@ -98,8 +109,7 @@ def same_batch(tensors: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     checked = {first: reference}
     for name, t in others:
         message = f"{name}: another batch given than {first} has"
-        equal = tf.debugging.assert_equal(tf.shape(t)[1], tf.shape(reference)[1], message)
-        checked[name] = _after(equal, t)
+        checked[name] = _checked(tf.debugging.assert_equal, tf.shape(t)[1], tf.shape(reference)[1], message, value=t)
     return checked
 
 
@@ -109,16 +119,16 @@ def not_empty(name: str, value: tf.Tensor) -> tf.Tensor:
         raise ValueError(f"{name}: {list(value.shape)} given, expected at least one step and one sequence")
     if value.shape.is_fully_defined():
         return value
-    return _after(
-        tf.debugging.assert_positive(tf.shape(value), f"{name}: empty, expected a step and a sequence"), value
-    )
+    message = f"{name}: empty, expected a step and a sequence"
+    return _checked(tf.debugging.assert_positive, tf.shape(value), message, value=value)
 
 
-def sequence_lengths(value: Any, inputs: tf.Tensor) -> tf.Tensor:
-    """`value` as int32 [batch], from 0 to the steps of inputs [time, batch, …]."""
+def sequence_lengths(value: Any, inputs: tf.Tensor) -> Lengths:
+    """`value`, integers [batch] from 0 to the steps of inputs [time, batch, …], or Lengths of them."""
     name = "sequence_lengths"
     batch = inputs.shape[1]
-    lengths = tensor(name, value, ["batch" if batch is None else batch], tf.int32, INTEGERS)
+    given = value.on_host if isinstance(value, Lengths) else value
+    lengths = tensor(name, given, ["batch" if batch is None else batch], tf.int32, INTEGERS)
     static, steps = tf.get_static_value(lengths), inputs.shape[0]
     allowed = f"0 to {'the steps of input_data' if steps is None else f'{steps}, the steps of input_data'}"
     if static is not None and steps is not None:
@@ -126,13 +136,15 @@ def sequence_lengths(value: Any, inputs: tf.Tensor) -> tf.Tensor:
         if wrong.size:
             raise ValueError(f"{name}[{wrong[0]}]: {static[wrong[0]]} given, expected {allowed}")
     else:
-        steps = tf.cast(tf.shape(inputs)[0], lengths.dtype)
-        lengths = _after(tf.debugging.assert_non_negative(lengths, f"{name}: expected {allowed}"), lengths)
-        lengths = _after(tf.debugging.assert_less_equal(lengths, steps, f"{name}: expected {allowed}"), lengths)
+        steps, message = tf.cast(tf.shape(inputs)[0], lengths.dtype), f"{name}: expected {allowed}"
+        lengths = _checked(tf.debugging.assert_non_negative, lengths, message, value=lengths)
+        lengths = _checked(tf.debugging.assert_less_equal, lengths, steps, message, value=lengths)
     if batch is None:
         message = f"{name}: another batch given than input_data has"
-        lengths = _after(tf.debugging.assert_equal(tf.shape(lengths)[0], tf.shape(inputs)[1], message), lengths)
-    return tf.cast(lengths, tf.int32)
+        sizes = tf.shape(lengths)[0], tf.shape(inputs)[1]
+        lengths = _checked(tf.debugging.assert_equal, *sizes, message, value=lengths)
+    device = value.on_device if isinstance(value, Lengths) else tf.cast(lengths, tf.int64)
+    return Lengths(tf.cast(lengths, tf.int32), device)
 
 
 def _with_batch(value: tf.Tensor, batch: int) -> tf.Tensor:
@@ -141,9 +153,15 @@ def _with_batch(value: tf.Tensor, batch: int) -> tf.Tensor:
     return tf.ensure_shape(value, [value.shape[0], batch, *value.shape[2:]])
 
 
-def _after(assertion: tf.Operation | None, value: tf.Tensor) -> tf.Tensor:
-    """`value`, to be read only once the assertion has held (None: it holds already)."""
-    if assertion is None:
+def _checked(assertion: Callable, *arguments: Any, value: tf.Tensor) -> tf.Tensor:
+    """`value`, to be read only once the assertion has held.
+
+    Sizes and lengths are on the host, and so is the assertion: left to TensorFlow, part of it would run on the GPU, and the
+    host would wait for that.
+    """
+    with tf.device("CPU:0"):
+        held = assertion(*arguments)
+    if held is None:  # it holds already
         return value
-    with tf.control_dependencies([assertion]):
+    with tf.control_dependencies([held]):
         return tf.identity(value)

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from models import cudnn_checks, cudnn_rnn_ops
+from models.cudnn_checks import Lengths
 from models.stack_spec import StackSpec, cudnn_biases, cudnn_matrices, cudnn_size
 
 DIRECTIONS = cudnn_rnn_ops.DIRECTIONS
@@ -169,8 +170,11 @@ class _CudnnRNN:
 
         @tf.custom_gradient
         def hold(params):
-            def gradient(upstream):  # the scatter reuses upstream's memory
-                return tf.tensor_scatter_nd_update(upstream, indices, tf.zeros(len(indices), upstream.dtype))
+            def gradient(upstream):
+                # The scatter reuses its operand's memory. On a GPU it has no float16: that would go through the host.
+                wide = tf.cast(upstream, tf.float32) if upstream.dtype == tf.float16 else upstream
+                held = tf.tensor_scatter_nd_update(wide, indices, tf.zeros(len(indices), wide.dtype))
+                return tf.cast(held, upstream.dtype)
 
             return tf.identity(params), gradient
 
@@ -187,9 +191,9 @@ class _CudnnRNN:
 
     @functools.cached_property
     def _recurrent_bias_indices(self) -> np.ndarray:
-        """Where b_R lies in the flat buffer, [numbers, 1]."""
+        """Where b_R lies in the flat buffer, [numbers, 1]; int64, since TensorFlow keeps int32 on the host."""
         end = self.params_size()
-        pairs = np.arange(end - 2 * self.spec.num_pseudo_layers * self._width, end, dtype=np.int32)
+        pairs = np.arange(end - 2 * self.spec.num_pseudo_layers * self._width, end, dtype=np.int64)
         return pairs.reshape(-1, 2, self._width)[:, 1].reshape(-1, 1)  # b_W and b_R of each pseudo-layer in turn
 
     @property
@@ -206,7 +210,7 @@ class _CudnnRNN:
         states: dict[str, tf.Tensor],
         params: tf.Tensor,
         is_training: bool,
-        sequence_lengths: tf.Tensor | None,
+        sequence_lengths: tf.Tensor | Lengths | None,
     ) -> Tensors:
         """Check the arguments, run the stack and return (output, final states …)."""
         is_training = cudnn_checks.boolean("is_training", is_training)
@@ -244,7 +248,7 @@ class CudnnLSTM(_CudnnRNN):
         input_c: tf.Tensor,
         params: tf.Tensor,
         is_training: bool = True,
-        sequence_lengths: tf.Tensor | None = None,
+        sequence_lengths: tf.Tensor | Lengths | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Run the stack.
 
@@ -254,7 +258,8 @@ class CudnnLSTM(_CudnnRNN):
             input_c: initial cell states, likewise.
             params: the flat buffer [params_size()].
             is_training: whether dropout acts. On cuDNN, gradients need True.
-            sequence_lengths: integers [batch] from 0 to time, or None: all sequences fill input_data.
+            sequence_lengths: integers [batch] from 0 to time, or None: all sequences fill input_data. As cudnn_checks.Lengths
+                they cost no copy between host and device.
 
         Returns:
             output [time, batch, num_units·directions], 0 past a sequence's end; output_h and output_c, the states at each
@@ -275,7 +280,7 @@ class _CudnnRNNWithoutC(_CudnnRNN):
         input_h: tf.Tensor,
         params: tf.Tensor,
         is_training: bool = True,
-        sequence_lengths: tf.Tensor | None = None,
+        sequence_lengths: tf.Tensor | Lengths | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Run the stack.
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from models.cudnn_checks import Lengths
 from models.stack_spec import CUDNN_GATES, StackSpec
 
 State = tuple[tf.Tensor, ...]  # (h, c) of an LSTM, (h,) of the others; each [batch, units]
@@ -42,7 +43,7 @@ def run_cudnn(
     inputs: tf.Tensor,
     states: Sequence[tf.Tensor],
     params: tf.Tensor,
-    sequence_lengths: tf.Tensor | None = None,
+    sequence_lengths: Lengths | None = None,
     dropout: float = 0.0,
     seed: int = 0,
     is_training: bool = True,
@@ -60,7 +61,7 @@ def run_cudnn(
         inside = _inside(inputs, sequence_lengths)
         inputs = _within(inside, inputs)
         inputs = tf.pad(inputs, [[0, 1], [0, 0], [0, 0]])
-        lengths = tf.maximum(sequence_lengths, 1)  # cuDNN takes no empty sequence
+        lengths = tf.maximum(sequence_lengths.on_host, 1)  # cuDNN takes no empty sequence
     results = tf.raw_ops.CudnnRNNV3(
         input=inputs,
         input_h=states[0],
@@ -81,7 +82,7 @@ def run_cudnn(
     if sequence_lengths is not None:
         # The op's own filling of the padding is a float32 zero, of which float64 reads eight bytes.
         output = _within(inside, output[:-1])
-        started = (sequence_lengths > 0)[:, tf.newaxis]
+        started = (sequence_lengths.on_device > 0)[:, tf.newaxis]
         finals = [tf.where(started, final, state) for final, state in zip(finals, states, strict=True)]
     return output, finals
 
@@ -91,7 +92,7 @@ def run(
     inputs: tf.Tensor,
     states: Sequence[tf.Tensor],
     params: tf.Tensor,
-    sequence_lengths: tf.Tensor | None = None,
+    sequence_lengths: Lengths | None = None,
     dropout: float = 0.0,
     seed: int = 0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -104,7 +105,7 @@ def run(
         inputs: [time, batch, input]; time and batch may be unknown.
         states: [h] or, for an LSTM, [h, c], each [layers·directions, batch, units].
         params: cuDNN's flat buffer, [layouts.cudnn_size(spec)].
-        sequence_lengths: int32 [batch], or None: all are as long as `inputs`. Outputs past a sequence's end are 0, its final
+        sequence_lengths: of the batch, or None: all are as long as `inputs`. Outputs past a sequence's end are 0, its final
             state is the one at its end, and its backward direction starts there.
         dropout: share of every layer's outputs, but for the last layer's, that is set to 0; the others are divided by
             1 - dropout.
@@ -160,7 +161,7 @@ def gates(spec: StackSpec) -> int:
 
 
 def _run_direction(
-    spec: StackSpec, x: tf.Tensor, state: State, parameters: Direction, sequence_lengths: tf.Tensor | None
+    spec: StackSpec, x: tf.Tensor, state: State, parameters: Direction, sequence_lengths: Lengths | None
 ) -> tuple[tf.Tensor, State]:
     """One direction of one layer over x [time, batch, input] → h of all steps [time, batch, units], final state."""
     time_steps, batch = tf.shape(x)[0], tf.shape(x)[1]
@@ -182,7 +183,7 @@ def _run_direction(
         new = cell(steps.read(t), state)
         output = new[0]
         if sequence_lengths is not None:
-            inside = (t < sequence_lengths)[:, tf.newaxis]
+            inside = (tf.cast(t, tf.int64) < sequence_lengths.on_device)[:, tf.newaxis]
             new = tuple(tf.where(inside, a, b) for a, b in zip(new, state, strict=True))
             output = tf.where(inside, output, tf.zeros_like(output))
         return t + 1, new, outputs.write(t, output)
@@ -225,10 +226,10 @@ def _full_lengths(inputs: tf.Tensor) -> tf.Tensor:
     return tf.constant(time_steps, tf.int32, [batch])
 
 
-def _inside(inputs: tf.Tensor, sequence_lengths: tf.Tensor) -> tf.Tensor:
+def _inside(inputs: tf.Tensor, sequence_lengths: Lengths) -> tf.Tensor:
     """Whether a step belongs to its sequence, [time, batch, 1]."""
     steps = tf.range(tf.shape(inputs, tf.int64)[0])  # int64: TensorFlow compares int32 on the host, wherever it lives
-    return (steps[:, tf.newaxis] < tf.cast(sequence_lengths, tf.int64))[:, :, tf.newaxis]
+    return (steps[:, tf.newaxis] < sequence_lengths.on_device)[:, :, tf.newaxis]
 
 
 def _within(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -236,11 +237,11 @@ def _within(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(inside, x, tf.zeros([], x.dtype))
 
 
-def _reverse(x: tf.Tensor, sequence_lengths: tf.Tensor | None) -> tf.Tensor:
+def _reverse(x: tf.Tensor, sequence_lengths: Lengths | None) -> tf.Tensor:
     """x [time, batch, …] with each sequence read from its end; what lies past the end stays where it is."""
     if sequence_lengths is None:
         return tf.reverse(x, [0])
-    return tf.reverse_sequence(x, sequence_lengths, seq_axis=0, batch_axis=1)
+    return tf.reverse_sequence(x, sequence_lengths.on_device, seq_axis=0, batch_axis=1)
 
 
 def _dropout(x: tf.Tensor, rate: float, seed: int) -> tf.Tensor:

@@ -62,6 +62,11 @@ class CudnnStack(Stack):
         variable_dtype = "float64" if dtype == "float64" else "float32"
         self.variables = [keras.Variable(array, dtype=variable_dtype) for array in self.from_canonical(weights)]
 
+    @property
+    def uses_cudnn(self) -> bool:
+        """Whether a call runs cuDNN."""
+        return self._models[0.0].uses_cudnn
+
     def from_canonical(self, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         own = {name: weights[name] for name in layouts.canonical_shapes(self.spec)}
         return [layouts.to_cudnn_flat(own, self.spec)]

@@ -6,6 +6,7 @@ Tokens travel as int64: TensorFlow keeps int32 tensors in host memory even where
 copy into every step.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.expected import SHOWN
+from models.graph_difference import graph_difference
 from models.stack import Stack
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
@@ -24,7 +26,7 @@ class LanguageModel:
     A time-major stack makes the whole network time-major: its batches are staged as [time, batch].
 
     Where the stack draws its own dropout masks (`own_dropout`), the rate is baked into the graph: the steps of the proof then
-    run a second graph of the same code, without dropout.
+    run a second graph of the same code, and `unproven` compares the two node by node.
 
     Args:
         stack: the LSTM stack; its dtype is the compute dtype of the whole network.
@@ -75,7 +77,7 @@ class LanguageModel:
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
         self._train_without_dropout = None  # where that is another graph
         if stack.own_dropout and self.has_dropout:
-            self._train_without_dropout = compiled(lambda *batch: self._train_step(*batch, dropout=False))
+            self._train_without_dropout = compiled(functools.partial(self._train_step, stack_dropout=False))
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 
@@ -116,6 +118,17 @@ class LanguageModel:
                 return np.array([self.train(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
         finally:
             self._train = timed
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran, but for cuDNN's dropout rate; "" where it does not.
+
+        Without cuDNN the masks of a stack are ops of its graph; such a stack is no row's, and not looked at here.
+        """
+        if self._train_without_dropout is None or not self.stack.uses_cudnn:
+            return ""
+        steps = (self._train, self._train_without_dropout)
+        graphs = [step.get_concrete_function(*self.batches[0], self.states).graph.as_graph_def() for step in steps]
+        return graph_difference(*graphs)
 
     @property
     def has_dropout(self) -> bool:
@@ -204,13 +217,15 @@ class LanguageModel:
     def _dropout(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.dropout(x, tf.cast(self.dropout_rate, x.dtype))
 
-    def _network(self, tokens, states, training, dropout=True, **of_stack):
+    def _network(self, tokens, states, training, stack_dropout=True, **of_stack):
         """Comments give the shapes of a batch-major stack; a time-major one has time first throughout."""
-        dropout = self._dropout if dropout and training and self.has_dropout else None
+        dropout = self._dropout if training and self.has_dropout else None
         inputs = tf.cast(tf.gather(self.embedding.value, tokens), self.stack.dtype)  # [batch, time, embedding]
         if dropout:
             inputs = dropout(inputs)
-        hidden, final_states = self.stack(inputs, states, dropout, training, **of_stack)  # [batch, time, units]
+        hidden, final_states = self.stack(
+            inputs, states, dropout if stack_dropout else None, training, **of_stack
+        )  # [batch, time, units]
         dropped = dropout(hidden) if dropout else hidden
         flat = tf.reshape(dropped, [-1, self.stack.units])
         logits = tf.matmul(flat, tf.cast(self.kernel.value, flat.dtype))
@@ -231,10 +246,10 @@ class LanguageModel:
         hidden, logits, final_states = self._network(tokens, states, training=False)
         return self._loss(logits, targets), hidden, logits, final_states
 
-    def _train_step(self, tokens, targets, states, dropout=True):
+    def _train_step(self, tokens, targets, states, stack_dropout=True):
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
-            _, logits, final_states = self._network(tokens, states, training=True, dropout=dropout)
+            _, logits, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
             loss = self._loss(logits, targets)
             scaled_loss = loss * self.loss_scale
         # The embedding's sparse gradient is made dense: clipping its slices one by one would count repeated words twice.

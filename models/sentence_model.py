@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from models.cudnn_checks import Lengths
 from models.language_model import LanguageModel
 
 
@@ -30,20 +31,23 @@ class SentenceModel(LanguageModel):
         longest = tokens.shape[1]
         missing = ((0, 0), (0, self.pad(longest) - longest))
         tokens, targets = super().stage(np.pad(tokens, missing), np.pad(targets, missing, constant_values=-1))
-        return (tokens, tf.constant(lengths, tf.int32)), targets
+        staged = Lengths(tf.constant(lengths, tf.int32), tf.identity(tf.constant(lengths, tf.int64)))
+        return (tokens, staged), targets
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """As LanguageModel's, cut to the first batch's longest sentence; 0 behind each sentence's end."""
-        lengths = self.batches[0][0][1].numpy()
-        found = super().outputs()
-        for name in ("hidden", "logits"):
-            found[name] = cut(found[name], lengths)
-        return found
+        """As LanguageModel's, cut to the first batch's longest sentence; 0 behind each sentence's end.
 
-    def _network(self, tokens, states, training, dropout=True):
+        A stack that is told the lengths has to give these zeros itself.
+        """
+        lengths = self.batches[0][0][1].on_host.numpy()
+        found = super().outputs()
+        hidden = found["hidden"][:, : lengths.max()] if self.give_lengths else cut(found["hidden"], lengths)
+        return found | {"hidden": hidden, "logits": cut(found["logits"], lengths)}
+
+    def _network(self, tokens, states, training, stack_dropout=True):
         tokens, lengths = tokens
         lengths = {"sequence_lengths": lengths} if self.give_lengths else {}
-        return super()._network(tokens, states, training, dropout, **lengths)
+        return super()._network(tokens, states, training, stack_dropout, **lengths)
 
     def _loss(self, logits, targets):
         if logits.dtype == tf.float16:

@@ -73,6 +73,30 @@ def language_model(row: str, precision: str, ptb: bool = False):
     )  # fmt: skip
 
 
+def sentence_model(use_cudnn: bool, give_lengths: bool):
+    """A row of ptb_sentences.py, padded by five steps, and its reference."""
+    import keras
+
+    from models.cudnn_stack import CudnnStack
+    from models.sentence_model import SentenceModel, cut
+
+    start, states, _ = language_model_start()
+    rng = np.random.default_rng(6)
+    lengths = rng.integers(1, STEPS + 1, (BATCHES, BATCH)).astype(np.int32)
+    lengths[:, 0] = STEPS
+    words = rng.integers(0, VOCABULARY, (BATCHES, 2, BATCH, STEPS))
+    inside = np.arange(STEPS) < lengths[..., np.newaxis]
+    pairs = [(np.where(i, w[0], 0), np.where(i, w[1], -1)) for i, w in zip(inside, words, strict=True)]
+    found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), start, states, pairs, False)
+    outputs = {name: cut(found["outputs"][name], lengths[0]) for name in ("hidden", "logits")}
+    trial = SentenceModel(
+        CudnnStack(start, LAYERS, use_cudnn=use_cudnn), start, states,
+        [(*pair, own) for pair, own in zip(pairs, lengths, strict=True)], keras.optimizers.SGD(1.0),
+        clip_norm=CLIP_NORM, pad=lambda longest: longest + 5, give_lengths=give_lengths,
+    )  # fmt: skip
+    return trial, found | {"outputs": found["outputs"] | outputs}
+
+
 def kernel_of(row: str) -> Kernel:
     """What the row's name promises to run."""
     return Kernel(**stacks.evidence(stacks.IMPLEMENTATIONS[row], LAYERS, STEPS))
@@ -85,6 +109,7 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
     proof.outputs(trial.outputs(), reference["outputs"])
     if mode == "train":
         proof.training(trial, reference)
+        proof.callable(trial.unproven())
     else:
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
     step = getattr(trial, mode)
@@ -136,5 +161,7 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     trial.restore()
     proof.outputs(trial.outputs(), classifier_reference()["outputs"])
     proof.training(trial, classifier_reference())
-    proof.what_ran(runtime.profile(lambda: trial.train_steps(UPDATE_STEPS)), kernel, runtime.device)
+    trial.timed_steps(1)
+    proof.what_ran(runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), kernel, runtime.device)
+    proof.callable(trial.unproven())
     return proof

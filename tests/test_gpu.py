@@ -48,11 +48,20 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(runtime, r
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_ptb_row_computes_what_the_reference_does(runtime, precision):
+@pytest.mark.parametrize("row", ["keras_cudnn", "cudnn_stack"])
+def test_ptb_row_computes_what_the_reference_does(runtime, row, precision):
     cases.execute_in(precision)
-    trial = cases.language_model("keras_cudnn", precision, ptb=True)
+    trial = cases.language_model(row, precision, ptb=True)
     reference = cases.language_model_reference(ptb=True)
-    proof = cases.prove(trial, "train", precision, reference, cases.kernel_of("keras_cudnn"), runtime)
+    proof = cases.prove(trial, "train", precision, reference, cases.kernel_of(row), runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+@pytest.mark.parametrize("give_lengths", [False, True])
+def test_sentences_of_their_own_lengths_are_proven(runtime, give_lengths):
+    cases.execute_in("fp32")
+    trial, reference = cases.sentence_model(use_cudnn=True, give_lengths=give_lengths)
+    proof = cases.prove(trial, "train", "fp32", reference, cases.kernel_of("cudnn_stack"), runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 

@@ -238,6 +238,35 @@ def test_two_gpus_of_ptb_keep_their_place_with_their_published_figure():
     assert row["published"]["P40 (words/s)"] == 25000 and row["reason"] == "not measured yet"
 
 
+# --- sentences ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_sentences_differ_in_padding_and_lengths_and_in_nothing_else():
+    """One text of sentences of 3 to 33 words, by each row's own run_row."""
+    script, rng = SCRIPTS["ptb_sentences"], np.random.default_rng(1)
+    lengths = rng.integers(3, 34, 200)
+    train = np.concatenate([np.append(rng.integers(1, 30, n), 0) for n in lengths])
+    text = SimpleNamespace(train=train, vocabulary=["<eos>"])
+    options = ("--units=4", "--vocabulary=30", "--batch-size=4", "--staged-batches=8")
+    c = SimpleNamespace(**constants("ptb_sentences", *options, device="cpu"))
+    models = {}
+
+    class Measurement:
+        data, device, precision = text, "cpu", "fp32"
+
+        def steps(self, model, flops, words, unit):
+            models[row] = model
+            assert words == [int(own.sum()) for *_, own in script.start(c, text)[2]] and unit == "words/s"
+
+    for row in script.ROWS_TABLE:
+        script.run_row(row, c, Measurement())
+    longest = [tokens.shape[1] for tokens, *_ in script.start(c, text)[2]]
+    steps = {row: [targets.shape[0] for _, targets in model.batches] for row, model in models.items()}
+    assert steps["padded"] == steps["lengths"] == [max(longest)] * 8
+    assert steps["bucketed"] == [-(-n // 10) * 10 for n in longest] and len(set(steps["bucketed"])) > 1
+    assert [models[row].give_lengths for row in ("padded", "lengths", "bucketed")] == [False, True, False]
+
+
 # --- PTB's schedule -----------------------------------------------------------------------------------------------------
 
 

@@ -152,3 +152,16 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[Passes(), clock.callback()], **more)
     assert clock.train_s == [40.0] * 3
     assert clock.validation_s == ([4.0] * 3 if validation else [])
+
+
+@pytest.mark.parametrize(("batch_s", "size"), [(0.02, 51), (0.2, 6)])
+def test_block_takes_batches_of_different_sizes_equally_often(monkeypatch, batch_s, size):
+    found, device = timed(monkeypatch, batch_s, whole_rounds=True)
+    assert found.batches_per_block == size
+    blocks = "".join(call for call in device.calls if call in "abc")[-3 * size :]
+    assert [blocks.count(batch) for batch in "abc"] == [size] * 3
+
+
+def test_every_staged_batch_is_warmed_up(monkeypatch):
+    _, device = timed(monkeypatch, 0.02, warmup_batches=1, timed_batches=2, min_block_s=0.0)
+    assert device.calls[:4] == ["restore", "a", "b", "c"]

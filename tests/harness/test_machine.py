@@ -269,10 +269,18 @@ def test_commit_is_dirty_for_a_changed_source_but_not_for_results(tmp_path, monk
 
 
 def test_cpu_share_of_others_is_what_was_busy_less_what_is_our_own(monkeypatch):
-    readings = iter([(100.0, 50.0, 3.0), (110.0, 58.0, 5.0)])  # in 10 s: 8 s busy, 2 s of them ours
+    readings = iter([(100.0, 50.0, 3.0), (120.0, 58.0, 5.0)])  # of 20 s: 8 s busy, 2 s of them ours
     monkeypatch.setattr(machine.CpuShare, "_now", lambda self: next(readings))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert machine.CpuShare().others_percent() == pytest.approx(30.0)
+
+
+def test_cpu_share_counts_only_the_processors_that_are_ours(monkeypatch):
+    times = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
+    idle, busy = times._replace(idle=10.0), times._replace(user=10.0, guest=4.0)  # user holds guest
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [idle, busy, busy])
+    for allowed, expected in (({0, 1}, (20.0, 10.0)), ({1, 2}, (20.0, 20.0)), ({0}, (10.0, 0.0))):
+        monkeypatch.setattr(machine, "_allowed_processors", lambda allowed=allowed: allowed)
+        assert machine.CpuShare._now()[:2] == expected
 
 
 def test_cpu_share_sees_a_busy_process_that_is_not_ours():
@@ -281,7 +289,7 @@ def test_cpu_share_sees_a_busy_process_that_is_not_ours():
         endless.stdout.readline()
         share = machine.CpuShare()
         time.sleep(1.0)
-        assert share.others_percent() > 30.0 / os.cpu_count()
+        assert share.others_percent() > 30.0 / len(os.sched_getaffinity(0))
     finally:
         endless.kill()
         endless.communicate()

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from harness.proof import Kernel, Proof
-from models import expected, reference_networks, stacks, weights
+from models import cudnn_rnn, expected, reference_networks, stacks, weights
 from models.classifier import (
     ClassifierTrial,
     Dropout,
@@ -269,3 +270,18 @@ def test_dropout_of_a_stack_stands_between_its_layers_and_behind_it():
         build_classifier(
             (TIME, FEATURES), UNITS, 3, CLASSES, use_cudnn="stack", lstm_dropout=(0.2, 0.1), optimizer="adam"
         )
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_timed_fit_with_a_stacks_dropout_is_the_proven_one_node_by_node(wrong, monkeypatch):
+    """Traced as on a GPU, and never run; wrong: a training step that forgets the loss where there is dropout."""
+    monkeypatch.setattr(cudnn_rnn, "_resolve", lambda use_cudnn: True)
+    trial = trial_of(use_cudnn="stack", lstm_dropout=(0.2, 0.1), dense_dropout=0.2)
+    train_step = trial.model.train_step
+    for rate in (0.2, 0.0):
+        trial._stack.dropout = rate
+        if wrong and rate:
+            trial.model.compute_loss = lambda x, y, y_pred, *rest, **options: keras.ops.sum(y_pred)
+        tf.function(train_step).get_concrete_function((tf.constant(INPUTS[:BATCH]), tf.constant(LABELS[:BATCH])))
+        vars(trial.model).pop("compute_loss", None)
+    assert (trial.unproven() == "") != wrong

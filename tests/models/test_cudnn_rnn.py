@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from models import cudnn_rnn, cudnn_rnn_ops, layouts
+from models.cudnn_checks import Lengths
 from models.cudnn_rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
 from models.stack_spec import cudnn_biases, cudnn_matrices
 from tests import cudnn_cases
@@ -329,7 +330,8 @@ def cudnn_that_leaves_rubbish_in_the_padding(stack, seen):
         states = [input_h, input_c] if attributes["rnn_mode"] == "lstm" else [input_h]
         inside = (tf.range(len(input))[:, tf.newaxis] < sequence_lengths)[:, :, tf.newaxis]
         x = rubbish_backward(input, inside)
-        output, finals = cudnn_rnn_ops.run(stack.spec, x, states, params, sequence_lengths)
+        lengths = Lengths(sequence_lengths, tf.cast(sequence_lengths, tf.int64))
+        output, finals = cudnn_rnn_ops.run(stack.spec, x, states, params, lengths)
         results = types.SimpleNamespace(
             output=tf.where(inside, output, np.nan), output_h=finals[0], output_c=finals[-1]
         )
@@ -535,3 +537,16 @@ def test_wrong_canonical_tensors_are_named():
         stack.params_to_canonical(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"params: \[3\] given"):
         stack.single_bias(np.zeros(3, np.float32))
+
+
+def test_staged_lengths_give_what_one_tensor_gives_and_are_checked_too():
+    stack = CudnnLSTM(2, UNITS, INPUT, dtype=tf.float64, use_cudnn=False)
+    given = cudnn_cases.arguments(stack)
+    lengths = np.array(LENGTHS)
+    staged = Lengths(tf.constant(lengths, tf.int32), tf.constant(lengths, tf.int64))
+    for one, other in zip(
+        stack(**given, sequence_lengths=lengths), stack(**given, sequence_lengths=staged), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match=rf"sequence_lengths\[0\]: {TIME + 1} given"):
+        stack(**given, sequence_lengths=staged._replace(on_host=tf.fill([BATCH], TIME + 1)))

@@ -6,6 +6,7 @@ import pytest
 
 from harness.proof import Kernel
 from models import expected, weights
+from models.cudnn_checks import Lengths
 from models.cudnn_stack import CudnnStack
 from models.reference_networks import SGD, LanguageModel
 from models.sentence_model import SentenceModel, cut
@@ -72,11 +73,32 @@ def test_loss_that_counts_the_padding_fails_the_proof(reference, tensorflow_runt
     assert not proof["ok"] and {"loss", "gradients"} <= set(proof["failed"])
 
 
+def test_stack_that_is_said_to_know_the_lengths_and_is_not_told_fails_the_proof(reference, tensorflow_runtime):
+    class Forgets(SentenceModel):
+        def _network(self, tokens, *arguments, **options):
+            self.give_lengths = False
+            try:
+                return super()._network(tokens, *arguments, **options)
+            finally:
+                self.give_lengths = True
+
+    proof = cases.prove(model_of("lengths", Forgets), "train", "fp32", reference, KERNEL, tensorflow_runtime).record()
+    assert proof["failed"] == ["outputs"]
+
+
+@pytest.mark.parametrize("give_lengths", [False, True])
+def test_row_of_the_gpu_tests_passes_its_proof_without_cudnn(give_lengths, tensorflow_runtime):
+    trial, reference = cases.sentence_model(use_cudnn=False, give_lengths=give_lengths)
+    proof = cases.prove(trial, "train", "fp32", reference, KERNEL, tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
 def test_lengths_of_another_batch_fail_the_proof(reference, tensorflow_runtime):
     class Shortened(SentenceModel):
         def _network(self, tokens, *arguments, **options):
             tokens, lengths = tokens
-            return super()._network((tokens, lengths - 1), *arguments, **options)
+            shorter = Lengths(lengths.on_host - 1, lengths.on_device - 1)
+            return super()._network((tokens, shorter), *arguments, **options)
 
     proof = cases.prove(model_of("lengths", Shortened), "train", "fp32", reference, KERNEL, tensorflow_runtime).record()
     assert not proof["ok"] and {"outputs", "gradients"} <= set(proof["failed"])
