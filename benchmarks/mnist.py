@@ -163,7 +163,7 @@ LAYOUT = {
         "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
         "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
         "cuDNN draws the masks inside cudnn_stack itself, by a rate that is part of the graph: its proof's steps run a second "
-        "graph of the same code, without dropout.",
+        "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",
     ],
     "headline": {"table": 0, "columns": ["(acc, val_acc)", "time (s)", "step faster than keras", "ms per step",
                                          "K80, published (s)", "P100, published (s)"]},

@@ -202,7 +202,7 @@ LAYOUT = {
         "Published words per second: large config, one NVIDIA Tesla P40, TensorFlow 1.8; 80 to 85 % utilisation, 100 % memory.",
         "Validation with batch 20, test with batch 1; both carry states from the first word to the last.",
         "cuDNN draws cudnn_stack's dropout masks itself, by a rate that is part of the graph: its proof's steps run a second "
-        "graph of the same code, without dropout.",
+        "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",
         "Training time holds the validation after every epoch and the test; s per epoch does not.",
     ],
     "extra_rows": [

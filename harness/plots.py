@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 LOG_FROM = 20  # rows that differ by more than this factor are drawn on a log scale
 WIDTH = 9.0  # inches; with 100 dots per inch the picture fills a page of 900 pixels
+TITLE = 66  # characters that fit in a line of 12 points
 DPI = 150
 BAR, RANGE, GREY, INK = "#3b6ea5", "#16324f", "#8a8a8a", "#222222"
 MARKERS = "Ds^ov"  # one per published column, hollow
@@ -89,7 +90,11 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    figure.text(0.03, 1 - 0.10 / height, _shown(title, 92), fontsize=12, fontweight="bold", va="top", color=INK)
+    title = _shown(title, 100)
+    size = 12 * min(
+        1.0, TITLE / max(1, len(title))
+    )  # a longer title gets smaller letters, since its end may be a warning
+    figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
     if labels:
         anchor = (0.025, 1 - 0.36 / height)
         figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=4, frameon=False, fontsize=9, handletextpad=0.3)
