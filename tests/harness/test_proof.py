@@ -78,6 +78,7 @@ class FakeRow:
         self.one_mean = False  # as `fit` reports it
         self.blocks = [self.losses, self.losses]
         self.dropout = False
+        self.difference = ""  # of the timed callable from the proven one
         self.profile = {kind: dict(found) for kind, found in PROFILE.items()}
         self.steps = 0
 
@@ -95,6 +96,9 @@ class FakeRow:
         assert self.steps == 1, "gradients are read after exactly one step since restore"
         return self.gradients
 
+    def unproven(self):
+        return self.difference
+
     def weights(self):
         assert self.steps in (0, UPDATE_STEPS)
         moved = self.updates if self.steps else {}
@@ -106,6 +110,7 @@ def prove(row: FakeRow, precision: str = "fp32") -> dict:
     proof.outputs(row.outputs(), REFERENCE["outputs"])
     proof.losses("the forward passes", row.forward, REFERENCE["forward_losses"])
     proof.training(row, REFERENCE)
+    proof.callable(row.unproven())
     proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
     proof.what_ran(row.profile, KERNEL, "gpu")
     return proof.record()
@@ -161,6 +166,7 @@ MISTAKES = {
         ["spread"],
         lambda r: setattr(r, "blocks", [np.append(r.losses, 1.9), np.append(r.losses, 1.7)]),
     ),
+    "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
     "an op missing": ("what_ran", ["kernel"], lambda r: r.profile["ops"].pop("MatMul")),
     "a forbidden op": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(CudnnRNNV3=1)),
     "no kernel at all": ("what_ran", ["kernel"], lambda r: r.profile["kernels"].clear()),
