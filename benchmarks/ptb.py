@@ -84,10 +84,10 @@ def load(c, located):
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
-    from harness import data
+    from harness.batches import language_model_batches
     from models import weights
 
-    inputs, targets = data.language_model_batches(words(c, text.train, c.TRAIN_WORDS), c.BATCH_SIZE, c.TIME_STEPS)
+    inputs, targets = language_model_batches(words(c, text.train, c.TRAIN_WORDS), c.BATCH_SIZE, c.TIME_STEPS)
     batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
     states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
     return weights.large_random(shapes(c), c.SEED), states, batches
@@ -136,11 +136,11 @@ def run_row(row, c, measurement):
 
 def train(c, model, text, timed):
     """The published schedule: perplexity after the last epoch, seconds of each epoch's training part."""
-    from harness import data
+    from harness.batches import language_model_batches, language_model_tail
     from models import weights
 
     def staged(tokens, limit, batch_size):
-        batches = data.language_model_batches(words(c, tokens, limit), batch_size, c.TIME_STEPS)
+        batches = language_model_batches(words(c, tokens, limit), batch_size, c.TIME_STEPS)
         return [model.stage(*batch) for batch in zip(*batches, strict=True)]
 
     zero = {size: weights.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
@@ -157,7 +157,7 @@ def train(c, model, text, timed):
         perplexities = f"train {math.exp(loss):.2f}, valid {math.exp(valid):.2f}"
         print(f"epoch {epoch + 1}/{c.EPOCHS}: rate {rate:.4g}, {perplexities}", flush=True)
     test = staged(text.test, c.EVAL_WORDS, 1)
-    rest = data.language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
+    rest = language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
     test += [model.stage(*rest)] if rest[0].size else []  # no tail is dropped
     tested = model.evaluate(test, zero[1])
     return {

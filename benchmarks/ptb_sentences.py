@@ -77,12 +77,13 @@ def load(c, located):
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same sentences in every row."""
-    from harness import data
+    from harness.batches import sentence_batches
+    from harness.data import EOS
     from models import weights
 
     tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
-    eos = min(text.vocabulary.index(data.EOS), c.VOCABULARY - 1)
-    batches = data.sentence_batches(tokens, eos, c.BATCH_SIZE, c.STAGED_BATCHES, c.MAX_WORDS)
+    eos = min(text.vocabulary.index(EOS), c.VOCABULARY - 1)
+    batches = sentence_batches(tokens, eos, c.BATCH_SIZE, c.STAGED_BATCHES, c.MAX_WORDS)
     shapes = weights.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
     states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
     return weights.large_random(shapes, c.SEED), states, batches

@@ -66,12 +66,12 @@ def load(c, located):
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
-    from harness import data
+    from harness.batches import language_model_batches
     from models import weights
 
     shapes = weights.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
     tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
-    inputs, targets = data.language_model_batches(tokens, c.BATCH_SIZE, c.TIME_STEPS)
+    inputs, targets = language_model_batches(tokens, c.BATCH_SIZE, c.TIME_STEPS)
     batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
     states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
     return weights.large_random(shapes, c.SEED), states, batches

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from models.cudnn_checks import Lengths
 from models.language_model import LanguageModel
+from models.reference_networks import IGNORED
 
 
 class SentenceModel(LanguageModel):
@@ -30,7 +31,7 @@ class SentenceModel(LanguageModel):
         """Pad one batch and put it on the device: ((tokens, lengths), targets)."""
         longest = tokens.shape[1]
         missing = ((0, 0), (0, self.pad(longest) - longest))
-        tokens, targets = super().stage(np.pad(tokens, missing), np.pad(targets, missing, constant_values=-1))
+        tokens, targets = super().stage(np.pad(tokens, missing), np.pad(targets, missing, constant_values=IGNORED))
         staged = Lengths(tf.constant(lengths, tf.int32), tf.identity(tf.constant(lengths, tf.int64)))
         return (tokens, staged), targets
 
@@ -53,7 +54,7 @@ class SentenceModel(LanguageModel):
         if logits.dtype == tf.float16:
             logits = tf.cast(logits, tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
-        losses *= tf.cast(targets >= 0, losses.dtype)
+        losses *= tf.cast(targets != IGNORED, losses.dtype)
         return tf.reduce_mean(tf.reduce_sum(losses, axis=self._time_axis))
 
 

@@ -5,6 +5,7 @@ inside a while loop's body stand as "loop:MatMul" (once per layer at least, sinc
 eagerly as "eager:MatMul". The graph optimizer renames products (_FusedMatMul, …), so MATMUL takes all of them.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
@@ -41,46 +42,14 @@ class Implementation(NamedTuple):
     own_dropout: bool = False
 
 
-def _unrolled(weights, num_layers, dtype):
-    from models.basic_cell import UnrolledLSTM
+def _stack(name: str, **options) -> Callable:
+    """The constructor of a stack, "module.Class" of this folder; TensorFlow is imported when it is called."""
+    module, kind = name.split(".")
 
-    return UnrolledLSTM(weights, num_layers, dtype)
+    def build(*arguments, **keywords):
+        return getattr(importlib.import_module(f"models.{module}"), kind)(*arguments, **options, **keywords)
 
-
-def _while_loop(weights, num_layers, dtype):
-    from models.basic_cell import WhileLoopLSTM
-
-    return WhileLoopLSTM(weights, num_layers, dtype)
-
-
-def _static(weights, num_layers, dtype):
-    from models.block_cell import StaticBlockLSTM
-
-    return StaticBlockLSTM(weights, num_layers, dtype)
-
-
-def _fused(weights, num_layers, dtype):
-    from models.block_fused import FusedBlockLSTM
-
-    return FusedBlockLSTM(weights, num_layers, dtype)
-
-
-def _keras(weights, num_layers, dtype):
-    from models.keras_lstm import KerasLSTM
-
-    return KerasLSTM(weights, num_layers, dtype, use_cudnn=False)
-
-
-def _keras_cudnn(weights, num_layers, dtype):
-    from models.keras_lstm import KerasLSTM
-
-    return KerasLSTM(weights, num_layers, dtype, use_cudnn=True)
-
-
-def _cudnn_stack(weights, num_layers, dtype, dropout=0.0):
-    from models.cudnn_stack import CudnnStack
-
-    return CudnnStack(weights, num_layers, dtype, dropout)
+    return build
 
 
 _NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its cells op by op
@@ -88,52 +57,52 @@ _NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its
 IMPLEMENTATIONS = {
     "eager": Implementation(
         "LSTM cell of primitive ops, unrolled, op by op (TF eager)",
-        _unrolled,
+        _stack("basic_cell.UnrolledLSTM"),
         lambda layers, steps: {"eager:MatMul": layers * steps},
         not_ops=LSTM_OP,
         eager=True,
     ),
     "unrolled": Implementation(
         "LSTM cell of primitive ops, unrolled into one graph",
-        _unrolled,
+        _stack("basic_cell.UnrolledLSTM"),
         lambda layers, steps: {MATMUL: layers * steps},
         not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}",
     ),
     "while_loop": Implementation(
         "LSTM cell of primitive ops in tf.while_loop (BasicLSTMCell)",
-        _while_loop,
+        _stack("basic_cell.WhileLoopLSTM"),
         lambda layers, steps: {f"loop:{MATMUL}": layers},
         not_ops=f"{LSTM_OP}|{_NO_EAGER_CELLS}",
     ),
     "static_eager": Implementation(
         "C++ cell op LSTMBlockCell, unrolled, op by op (TF eager)",
-        _static,
+        _stack("block_cell.StaticBlockLSTM"),
         lambda layers, steps: {"eager:LSTMBlockCell": layers * steps},
         kernels=BLOCK_KERNEL,
         eager=True,
     ),
     "static_graph": Implementation(
         "C++ cell op LSTMBlockCell, unrolled into one graph",
-        _static,
+        _stack("block_cell.StaticBlockLSTM"),
         lambda layers, steps: {"LSTMBlockCell": layers * steps},
         not_ops=f"{CUDNN_OP}|{_NO_EAGER_CELLS}",
         kernels=BLOCK_KERNEL,
     ),
     "block_fused": Implementation(
         "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
-        _fused,
+        _stack("block_fused.FusedBlockLSTM"),
         lambda layers, steps: {"BlockLSTMV2": layers},
         kernels=BLOCK_KERNEL,
     ),
     "keras": Implementation(
         "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
-        _keras,
+        _stack("keras_lstm.KerasLSTM", use_cudnn=False),
         lambda layers, steps: {f"loop:{MATMUL}": layers},
         not_ops=LSTM_OP,
     ),
     "keras_cudnn_eager": Implementation(
         "keras.layers.LSTM(use_cudnn=True), op by op (TF eager)",
-        _keras_cudnn,
+        _stack("keras_lstm.KerasLSTM", use_cudnn=True),
         lambda layers, steps: {"eager:CudnnRNNV3": layers},
         not_ops=f"loop:{MATMUL}",
         kernels=CUDNN_KERNEL,
@@ -143,7 +112,7 @@ IMPLEMENTATIONS = {
     ),
     "keras_cudnn": Implementation(
         "keras.layers.LSTM(use_cudnn=True), layer by layer: CuDNNLSTM today",
-        _keras_cudnn,
+        _stack("keras_lstm.KerasLSTM", use_cudnn=True),
         lambda layers, steps: {"CudnnRNNV3": layers},
         not_ops=f"loop:{MATMUL}",
         kernels=CUDNN_KERNEL,
@@ -152,7 +121,7 @@ IMPLEMENTATIONS = {
     ),
     "cudnn_stack": Implementation(
         "CudnnLSTM: the whole stack in one cuDNN call, time-major",
-        _cudnn_stack,
+        _stack("cudnn_stack.CudnnStack"),
         lambda layers, steps: {"CudnnRNNV3": (1, 1)},
         not_ops=f"loop:{MATMUL}",
         kernels=CUDNN_KERNEL,

@@ -15,23 +15,9 @@ import pytest
 from harness import records, schema
 from harness.errors import UserError
 from harness.schema import RecordError
+from tests.record_cases import make
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def make(**changes):
-    """An "ok" record with a step time, so that it validates."""
-    given = dict(
-        benchmark="ptb",
-        row="keras",
-        mode="train",
-        device="cpu",
-        precision="fp32",
-        config={"CONFIG": "small", "UNITS": 200},
-        blocks_ms=[[10.0, 11.0]],
-        step_ms={"median": 10.5, "min": 10.0, "max": 11.0},
-    )
-    return schema.new_record(**{**given, **changes})
 
 
 @pytest.fixture

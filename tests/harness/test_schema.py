@@ -6,21 +6,7 @@ import pytest
 
 from harness import schema
 from harness.schema import RecordError
-
-
-def make(**changes):
-    """An "ok" record with a step time, so that it validates."""
-    given = dict(
-        benchmark="ptb",
-        row="keras",
-        mode="train",
-        device="cpu",
-        precision="fp32",
-        config={"CONFIG": "small", "UNITS": 200},
-        blocks_ms=[[10.0, 11.0]],
-        step_ms={"median": 10.5, "min": 10.0, "max": 11.0},
-    )
-    return schema.new_record(**{**given, **changes})
+from tests.record_cases import make
 
 
 def test_new_records_share_no_lists_and_refuse_unknown_keys():

@@ -1,0 +1,18 @@
+"""A record as a row's process leaves it, for the tests of what reads and writes records."""
+
+from harness import schema
+
+
+def make(**changes):
+    """An "ok" record with a step time, so that it validates."""
+    given = dict(
+        benchmark="ptb",
+        row="keras",
+        mode="train",
+        device="cpu",
+        precision="fp32",
+        config={"CONFIG": "small", "UNITS": 200},
+        blocks_ms=[[10.0, 11.0]],
+        step_ms={"median": 10.5, "min": 10.0, "max": 11.0},
+    )
+    return schema.new_record(**{**given, **changes})
