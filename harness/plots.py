@@ -90,7 +90,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    title = _shown(title, 100)
+    title = _shown(title, 130)
     size = 12 * min(
         1.0, TITLE / max(1, len(title))
     )  # a longer title gets smaller letters, since its end may be a warning
