@@ -28,6 +28,21 @@ def pytest_collection_finish():
         _configured()
 
 
+@pytest.fixture(scope="module")
+def gpu_runtime():
+    """harness.tensorflow_runtime.TensorFlowRuntime of this process on its NVIDIA GPU, in fp32; skips where there is none."""
+    from harness import machine
+    from tests import cases
+
+    if not machine.gpu_count():
+        pytest.skip("needs an NVIDIA GPU")
+    import tensorflow as tf
+
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    yield cases.make_runtime("gpu", "fp32")
+    cases.execute_in("tf32" if before else "fp32")
+
+
 @pytest.fixture(scope="session")
 def tensorflow_runtime():
     """harness.tensorflow_runtime.TensorFlowRuntime of this process: cpu, fp32."""

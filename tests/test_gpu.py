@@ -9,20 +9,9 @@ from harness.proof import Kernel, Proof
 from models import stacks
 from tests import cases
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
 
 KINDS = ("while_loop", "block_fused", "keras", "keras_cudnn", "keras_cudnn_eager")  # one row of each kind of matmul
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    if not machine.gpu_count():
-        pytest.skip("needs an NVIDIA GPU")
-    import tensorflow as tf
-
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    yield cases.make_runtime("gpu", "fp32")
-    cases.execute_in("tf32" if before else "fp32")
 
 
 def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
@@ -38,30 +27,30 @@ def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 @pytest.mark.parametrize("row", stacks.IMPLEMENTATIONS)
-def test_row_computes_what_the_reference_does_by_the_kernels_it_names(runtime, row, precision):
+def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
     trial = cases.language_model(row, precision)
-    for mode in ("train", "forward"):
-        proof = cases.prove(trial, mode, precision, cases.language_model_reference(), cases.kernel_of(row), runtime)
+    for mode in ("train", "forward", "stack"):
+        proof = cases.prove(trial, mode, precision, cases.language_model_reference(), cases.kernel_of(row), gpu_runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
         assert proof.kernel["kernels"], f"{mode}: the profiler saw no kernel"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("row", ["keras_cudnn", "cudnn_stack"])
-def test_ptb_row_computes_what_the_reference_does(runtime, row, precision):
+def test_ptb_row_computes_what_the_reference_does(gpu_runtime, row, precision):
     cases.execute_in(precision)
     trial = cases.language_model(row, precision, ptb=True)
     reference = cases.language_model_reference(ptb=True)
-    proof = cases.prove(trial, "train", precision, reference, cases.kernel_of(row), runtime)
+    proof = cases.prove(trial, "train", precision, reference, cases.kernel_of(row), gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 
 @pytest.mark.parametrize("give_lengths", [False, True])
-def test_sentences_of_their_own_lengths_are_proven(runtime, give_lengths):
+def test_sentences_of_their_own_lengths_are_proven(gpu_runtime, give_lengths):
     cases.execute_in("fp32")
     trial, reference = cases.sentence_model(use_cudnn=True, give_lengths=give_lengths)
-    proof = cases.prove(trial, "train", "fp32", reference, cases.kernel_of("cudnn_stack"), runtime)
+    proof = cases.prove(trial, "train", "fp32", reference, cases.kernel_of("cudnn_stack"), gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 
@@ -82,10 +71,10 @@ def test_fp16_mistaken_for_another_precision_fails(label, executed_in):
 
 @pytest.mark.parametrize(("named", "ran"), [("keras_cudnn", "keras"), ("keras", "keras_cudnn"),
                                             ("keras_cudnn_eager", "keras_cudnn"), ("block_fused", "while_loop")])  # fmt: skip
-def test_row_that_runs_another_kernel_than_it_names_fails_the_kernel(runtime, named, ran):
+def test_row_that_runs_another_kernel_than_it_names_fails_the_kernel(gpu_runtime, named, ran):
     cases.execute_in("fp32")
     trial = cases.language_model(ran, "fp32")
-    proof = cases.prove(trial, "forward", "fp32", cases.language_model_reference(), cases.kernel_of(named), runtime)
+    proof = cases.prove(trial, "forward", "fp32", cases.language_model_reference(), cases.kernel_of(named), gpu_runtime)
     assert proof.record()["failed"] == ["kernel"]
 
 
@@ -95,45 +84,45 @@ FIT_CASES = [(row, precision) for row in stacks.FIT_IMPLEMENTATIONS for precisio
 
 
 @pytest.mark.parametrize(("row", "precision"), [*FIT_CASES, ("keras_cudnn", "fp16")])
-def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(runtime, row, precision):
+def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
     made = stacks.FIT_IMPLEMENTATIONS[row]
     kernel = Kernel(**stacks.fit_evidence(made, cases.LAYERS, "gpu"))
-    proof = cases.prove_fit(cases.classifier(row, precision), precision, kernel, runtime)
+    proof = cases.prove_fit(cases.classifier(row, precision), precision, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 
 # --- what the runtime and the driver tell -------------------------------------------------------------------------------
 
 
-def test_memory_peak_holds_what_was_allocated_since_the_reset(runtime):
+def test_memory_peak_holds_what_was_allocated_since_the_reset(gpu_runtime):
     import tensorflow as tf
 
-    runtime.sync()
-    runtime.reset_memory_peak()
-    before = runtime.memory_peak()
-    with tf.device(runtime.device_name):
+    gpu_runtime.sync()
+    gpu_runtime.reset_memory_peak()
+    before = gpu_runtime.memory_peak()
+    with tf.device(gpu_runtime.device_name):
         tf.zeros([64, 2**20], tf.float32)  # 256 MiB, freed at once
-        runtime.sync()
-    assert 2**28 <= runtime.memory_peak() - before < 2**29
+        gpu_runtime.sync()
+    assert 2**28 <= gpu_runtime.memory_peak() - before < 2**29
     assert machine.gpu_memory_used() > 2**28
 
 
-def test_environment_names_the_loaded_cuda_and_cudnn(runtime):
+def test_environment_names_the_loaded_cuda_and_cudnn(gpu_runtime):
     cases.language_model("keras_cudnn", "fp32").forward_losses(1)  # loads both
-    environment = runtime.environment()
+    environment = gpu_runtime.environment()
     assert re.fullmatch(r"\d+\.\d+ \(cuBLAS \d+\.\d+\.\d+\)", environment["cuda"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", environment["cudnn"])
     assert machine.facts("gpu")["gpu"] == machine.gpu_name()
     assert re.fullmatch(r"[\d.]+", machine.facts("gpu")["driver"])
 
 
-def test_profile_names_the_kernels_and_the_op_that_launched_them(runtime):
+def test_profile_names_the_kernels_and_the_op_that_launched_them(gpu_runtime):
     import tensorflow as tf
 
-    with tf.device(runtime.device_name):
+    with tf.device(gpu_runtime.device_name):
         a = tf.random.normal([512, 512])
-        profile = runtime.profile(lambda: tf.matmul(a, a))
+        profile = gpu_runtime.profile(lambda: tf.matmul(a, a))
     assert profile["ops"]["eager:MatMul"] >= 1
     assert profile["kernels"] and all(ms > 0 for ms in profile["kernels"].values())
 
@@ -145,11 +134,11 @@ def test_gpu_state_has_clocks_power_and_throttle_reasons():
     assert set(state["throttle_reasons"]) <= set(machine.THROTTLE_REASONS.values())
 
 
-def test_utilisation_is_a_percentage_above_0_while_products_run(runtime):
+def test_utilisation_is_a_percentage_above_0_while_products_run(gpu_runtime):
     import tensorflow as tf
 
-    with tf.device(runtime.device_name):
+    with tf.device(gpu_runtime.device_name):
         a = tf.random.normal([4096, 4096])
         with machine.UtilisationSampler() as sampler:
-            clocks.run_for(1.5, lambda batch: tf.matmul(batch, batch), [a], runtime.sync)
+            clocks.run_for(1.5, lambda batch: tf.matmul(batch, batch), [a], gpu_runtime.sync)
     assert 0 < sampler.percent <= 100

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from models.cudnn_convert import LAYERS
+from tests import cases
 from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, MODES, UNITS, error, random, weights
 
 pytestmark = pytest.mark.gpu
@@ -14,13 +15,8 @@ LIMITS = {"float64": 1e-10, "float32": 1e-4, "mixed_float16": 2e-2}
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu_in_fp32():
-    if not tf.config.list_physical_devices("GPU"):
-        pytest.skip("needs an NVIDIA GPU")
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    yield
-    tf.config.experimental.enable_tensor_float_32_execution(before)
+def in_fp32(gpu_runtime):
+    cases.execute_in("fp32")
 
 
 def pair(mode, direction="unidirectional", **kwargs):
@@ -52,7 +48,7 @@ def test_cudnn_computes_what_tensorflow_ops_compute(mode, direction, policy, mas
     layers = pair(mode, direction, dtype=policy, return_sequences=True, return_state=True)
     start = [random(*shape, seed=7) for shape in layers[0]._state_shapes(BATCH)]
     given, expected = (run(each, training, mask, start) for each in layers)
-    in_a_graph = tf.function(run)(layers[0], training, mask, start) if policy == "float32" else given
+    in_a_graph = tf.function(lambda: run(layers[0], training, mask, start))() if policy == "float32" else given
     for results in (given, in_a_graph):
         for result, wanted in zip(results, expected, strict=True):
             assert result.dtype == wanted.dtype and error(result, wanted) < LIMITS[policy]

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness import machine
 from models.cudnn_saveable import CudnnLSTMSaveable, restore
 from tests import cases, cudnn_cases
 from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, LENGTHS, TIME, UNITS, error
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
 
 LIMITS = {"float64": 1e-10, "float32": 1e-4, "float16": 3e-2}  # max|a - b| / max|b|
 INPUT_MODES = ("linear_input", "skip_input", "auto_select")
@@ -20,17 +19,8 @@ cudnn = functools.partial(cudnn_cases.model, use_cudnn=True)
 without = functools.partial(cudnn_cases.model, use_cudnn=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    if not machine.gpu_count():
-        pytest.skip("needs an NVIDIA GPU")
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    yield cases.make_runtime("gpu", "fp32")
-    cases.execute_in("tf32" if before else "fp32")
-
-
 @pytest.fixture(autouse=True)
-def fresh_kernels(runtime):
+def fresh_kernels(gpu_runtime):
     """cuDNN descriptors live as long as their kernels, and hold the precision and the dropout's random numbers."""
     cases.execute_in("fp32")
 
@@ -86,11 +76,11 @@ def test_sizes_as_of_a_language_model_agree_too(mode):
     assert_same(cudnn_cases.run(stack, given, lengths), expected, LIMITS["float32"])
 
 
-def test_one_cudnn_call_runs_the_whole_stack(runtime):
+def test_one_cudnn_call_runs_the_whole_stack(gpu_runtime):
     stack = cudnn("lstm", 3, direction="bidirectional")
     given = {name: tf.constant(value) for name, value in cudnn_cases.arguments(stack).items()}
     assert stack.uses_cudnn
-    assert runtime.profile(lambda: stack(**given))["ops"]["eager:CudnnRNNV3"] == 1
+    assert gpu_runtime.profile(lambda: stack(**given))["ops"]["eager:CudnnRNNV3"] == 1
 
 
 def test_auto_takes_cudnn():
