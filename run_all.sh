@@ -1,33 +1,46 @@
 #!/usr/bin/env bash
 # Runs every benchmark on this machine and writes the tables: ./run_all.sh, options in ./run_all.sh --help
 # Makes .venv on the first run (Python 3.10 to 3.13): TensorFlow with CUDA where nvidia-smi answers, else without.
+# With --peers it also has PyTorch and JAX, whose rows are skipped without them.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$root/harness/setup_env.sh"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-install=yes look=no
+install=yes look=no peers=no dry_run=no
 for argument in "$@"; do
   case $argument in
     --no-install) install=no ;;
+    --peers) peers=yes ;;
     --help | -h | --list) look=yes ;;
-    --dry-run-install) dry_run_install ;;
+    --dry-run-install) dry_run=yes ;;
   esac
 done
+if [ $dry_run = yes ]; then
+  dry_run_install $peers
+  exit
+fi
 
 if [ $install = no ]; then
   python=${PYTHON:-python3}
   require_supported "$python"
-elif venv_is_current; then
-  python="$venv/bin/python"
 else
-  find_python
-  if [ $look = no ]; then
+  current=no
+  if venv_is_current; then
+    current=yes
+    python="$venv/bin/python"
+  else
+    find_python
+  fi
+  if [ $look = no ] && { [ $current = no ] || { [ $peers = yes ] && ! peers_are_current; }; }; then
     # A mistake in the options is told before minutes of installing.
     "$python" -c 'import sys; from harness.suite import check; sys.exit(check(sys.argv[1:]))' "$@"
-    choose_build
-    install
+    if [ $current = no ]; then
+      choose_build
+      install
+    fi
     python="$venv/bin/python"
+    if [ $peers = yes ]; then install_peers; fi
   fi
 fi
 exec "$python" -m harness.suite "$@"

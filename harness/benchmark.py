@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from harness import child, machine, options, processes, records, schema
+from harness import child, machine, options, processes, records, runtimes, schema
 from harness.errors import UserError
 from harness.located import locate
 from harness.provenance import NOT_SETTINGS
@@ -38,11 +38,20 @@ class Row(NamedTuple):
         what: one line for the tables.
         evidence: constants → the arguments of harness.proof.Kernel: what has to be seen running.
         needs_gpu: skipped on a CPU.
+        framework: one of harness.runtimes.FRAMEWORKS; the row is skipped where it is not installed.
     """
 
     what: str
     evidence: Callable[[SimpleNamespace], Mapping[str, Any]]
     needs_gpu: bool = False
+    framework: str = "tensorflow"
+
+    @classmethod
+    def of(cls, made: Any) -> "Row":
+        """The row of a stack's implementation: what, needs_gpu, framework, evidence(num_layers, time_steps, device)."""
+        return cls(
+            made.what, lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE), made.needs_gpu, made.framework
+        )
 
 
 @dataclass
@@ -124,7 +133,8 @@ class _Parent:
         if "list" in self.flags:
             width = max(map(len, self.benchmark.rows))
             for name, row in self.benchmark.rows.items():
-                print(f"{name:{width}}  {row.what}{' (needs an NVIDIA GPU)' if row.needs_gpu else ''}")
+                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
+                print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         locate(self.options.data)
         if self.echo:
@@ -183,7 +193,7 @@ class _Parent:
             return "needs an NVIDIA GPU"
         if self.device == "gpu" and not machine.gpu_count():
             return "no NVIDIA GPU found"
-        return ""
+        return runtimes.missing(self.benchmark.rows[row].framework)
 
     def _earlier(self, row: str) -> list[dict]:
         """With --resume: this row's earlier records, all "ok", of the same constants, data, code and machine; else []."""
@@ -191,19 +201,21 @@ class _Parent:
         for mode in self.modes if "resume" in self.flags else ():
             path = records.path_of(self.out, self._new_record(row, mode))
             record = records.read_record(path) if path.exists() else None
-            if not record or record["status"] != "ok" or not self._is_comparable(record):
+            framework = self.benchmark.rows[row].framework
+            if not record or record["status"] != "ok" or not self._is_comparable(record, framework):
                 return []
             found.append(record)
         return found
 
-    def _is_comparable(self, record: Mapping) -> bool:
+    def _is_comparable(self, record: Mapping, framework: str) -> bool:
         now = json.loads(json.dumps(self.constants))
         same = all(record["config"].get(name) == now[name] for name in now if name not in NOT_SETTINGS)
-        earlier = record["environment"]
-        code = machine.commit()["commit"]
+        earlier = {**record["environment"]}
+        # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
+        earlier["packages"] = runtimes.packages_of(framework, earlier.get("packages") or {})
         here = {
-            "commit": code,
-            "packages": machine.packages(),
+            "commit": machine.commit()["commit"],
+            "packages": runtimes.packages_of(framework, machine.packages()),
             "gpu": machine.gpu_name() if self.device == "gpu" else None,
         }
         if any(earlier.get(key) != value for key, value in here.items()):

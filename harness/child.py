@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness import machine, processes
+from harness import machine, processes, runtimes
 from harness.errors import UserError
 from harness.located import Located, locate
 
@@ -36,7 +36,7 @@ def _failure(job: Mapping, benchmark: Any, reason: str) -> dict:
 
 def _one_line(error: Exception) -> str:
     kind, text = type(error).__name__, " ".join(str(error).split())
-    if kind in ("ResourceExhaustedError", "MemoryError"):
+    if kind in ("ResourceExhaustedError", "OutOfMemoryError", "MemoryError"):  # TensorFlow's, PyTorch's, the host's
         return f"out of memory: {text[:200]}; try a smaller --batch-size"
     return f"{kind}: {text[:300]}" if text else kind
 
@@ -44,9 +44,8 @@ def _one_line(error: Exception) -> str:
 def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> dict:
     if job["task"] == "matmul":
         from harness.measurement import matmul_flops
-        from harness.tensorflow_runtime import TensorFlowRuntime
 
-        runtime = TensorFlowRuntime(job["device"], job["precision"], machine.physical_cores())
+        runtime = runtimes.make("tensorflow", job["device"], job["precision"], machine.physical_cores())
         return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}
 
     embedded = job["data"]["embedded"]
@@ -59,5 +58,6 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
     if job["task"] == "reference":
         save_reference(Path(job["path"]), benchmark.reference(constants, data))
         return {}
-    measurement = Measurement(job, data, benchmark.rows[job["row"]].evidence(constants))
+    row = benchmark.rows[job["row"]]
+    measurement = Measurement(job, data, row.evidence(constants), row.framework)
     return benchmark.run_row(job["row"], constants, measurement)

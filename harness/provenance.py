@@ -7,7 +7,8 @@ from harness import schema
 from harness.cells import plain, value_at
 
 NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS")  # header constants that do not change what a row computes
-ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", "tensorflow", "keras", "numpy", "python", "cpu", "cores", "os")
+FRAMEWORKS = {"TensorFlow": "tensorflow", "Keras": "keras", "PyTorch": "torch"}  # title: key of a record's environment
+ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *FRAMEWORKS.values(), "numpy", "python", "cpu", "cores", "os")
 
 
 def spread(
@@ -79,12 +80,12 @@ def dates(rows: Iterable[Mapping]) -> str:
 
 
 def machine_line(rows: Sequence[Mapping]) -> str:
-    """One line for a caption: machine, framework, date."""
+    """One line for a caption: machine, frameworks, date."""
     device = "gpu" if any(value_at(record, "environment.gpu") for record in rows) else "cpu"
     parts = [" / ".join(spread(rows, environment(device))) or "machine unknown"]
     if device == "cpu":
         parts += [f"{cores} cores" for cores in [" / ".join(spread(rows, environment("cores")))] if cores]
-    for label, key in (("driver", "driver"), ("cuDNN", "cudnn"), ("TensorFlow", "tensorflow"), ("Keras", "keras")):
+    for label, key in {"driver": "driver", "cuDNN": "cudnn", **FRAMEWORKS}.items():
         if found := spread(rows, environment(key)):
             parts.append(f"{label} {' / '.join(found)}")
     return ", ".join(filter(None, [*parts, dates(rows)]))
@@ -100,7 +101,7 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     lines = line("GPU", ("", "gpu"), ("driver ", "driver")) or ["- GPU: none"]
     lines += line("CUDA", ("", "cuda"), ("cuDNN (as loaded) ", "cudnn"))
     lines += line("CPU", ("", "cpu"), ("cores: ", "cores"), ("", "os"))
-    software = [(f"{name} ", name.lower()) for name in ("TensorFlow", "Keras", "NumPy", "Python")]
+    software = [(f"{name} ", key) for name, key in {**FRAMEWORKS, "NumPy": "numpy", "Python": "python"}.items()]
     lines += line("Software", *software)
     precisions = sorted({record["precision"] for record in rows}, key=schema.PRECISIONS.index)
     lines.append(f"- Precision: {', '.join(precisions)}")

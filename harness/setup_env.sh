@@ -5,6 +5,7 @@ oldest=10 newest=13 # supported: Python 3.$oldest to 3.$newest
 venv="$root/.venv"
 stamp="$venv/lstm-bench-installed"           # what was installed, word for word; written last
 stamp_dev="$venv/lstm-bench-installed-dev"   # the same for requirements-dev.txt
+stamp_peers="$venv/lstm-bench-installed-peers" # the same for the peers: PyTorch and JAX
 incomplete="$root/.venv.incomplete"          # there from before the first change until the stamp is
 pip_options=(--disable-pip-version-check --no-input --only-binary=:all:)
 
@@ -106,21 +107,52 @@ install() { # makes .venv anew with $python and $build
   echo "installed in $((SECONDS - started)) s" >&2
 }
 
+wanted_peers() { # prints what the stamp says after the peers were installed for $build, that of .venv
+  echo "peers for $build"
+  cat "$root/requirements-peers.txt" "$root/requirements-peers-$build.txt"
+}
+
+peers_are_current() {
+  [ -f "$stamp_peers" ] && [ "$(cat "$stamp_peers")" = "$(wanted_peers)" ]
+}
+
+install_peers() { # what the rows of other frameworks need on top, once; after venv_is_current or install
+  if peers_are_current; then return; fi
+  local size="about 1.2 GB"
+  if [ "$build" = cuda ]; then size="about 4 GB, on TensorFlow's CUDA"; fi
+  echo "installing PyTorch and JAX for $build into .venv ($size, once)" >&2
+  trap 'echo "interrupted: the next run with --peers goes on" >&2; exit 130' INT
+  pip_install requirements-peers.txt -r "$root/requirements-peers.txt"
+  # All that it depends on is there by now; requirements-peers-cuda.txt says why pip must not look.
+  pip_install "requirements-peers-$build.txt" --no-deps -r "$root/requirements-peers-$build.txt"
+  wanted_peers >"$stamp_peers.tmp"
+  mv "$stamp_peers.tmp" "$stamp_peers"
+  trap - INT
+}
+
 install_dev() { # what the tests need on top, once
+  install_peers
   if [ -f "$stamp_dev" ] && [ "$(cat "$stamp_dev")" = "$(cat "$root/requirements-dev.txt")" ]; then return; fi
   pip_install requirements-dev.txt -r "$root/requirements-dev.txt"
   cp "$root/requirements-dev.txt" "$stamp_dev.tmp"
   mv "$stamp_dev.tmp" "$stamp_dev"
 }
 
-dry_run_install() { # resolves what would be installed here and prints it, downloads no package, installs nothing
-  find_python
-  choose_build
-  echo "requirements-$build.txt for $("$python" -V):"
-  "$python" -m pip install --dry-run --ignore-installed --quiet --report - "${pip_options[@]}" \
-    -r "$root/requirements-$build.txt" </dev/null |
+resolved() { # resolved PIP-ARGUMENTS... prints what pip would install, downloads no package, installs nothing
+  "$python" -m pip install --dry-run --ignore-installed --quiet --report - "${pip_options[@]}" "$@" </dev/null |
     "$python" -c 'import json, sys
 found = [package["metadata"] for package in json.load(sys.stdin)["install"]]
 print(*sorted("{name}=={version}".format(**package) for package in found), sep="\n")'
-  exit
+}
+
+dry_run_install() { # dry_run_install PEERS: what would be installed here, with PEERS=yes the peers too
+  find_python
+  choose_build
+  echo "requirements-$build.txt for $("$python" -V):"
+  resolved -r "$root/requirements-$build.txt"
+  if [ "$1" = yes ]; then
+    echo "requirements-peers.txt and requirements-peers-$build.txt:"
+    resolved -r "$root/requirements-peers.txt"
+    resolved --no-deps -r "$root/requirements-peers-$build.txt"
+  fi
 }

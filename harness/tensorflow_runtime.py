@@ -1,13 +1,15 @@
 """TensorFlow as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
 
-import ctypes
 import glob
 import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from harness import cuda_libraries
 from harness.errors import UserError
 
 
@@ -35,9 +37,19 @@ class TensorFlowRuntime:
         if device == "gpu" and not tf.config.list_physical_devices("GPU"):
             raise UserError("the driver shows an NVIDIA GPU but TensorFlow does not: install tensorflow[and-cuda]")
 
+    def seed(self, seed: int) -> None:
+        """Start TensorFlow's, Keras', NumPy's and Python's random numbers anew."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+
     def sync(self) -> None:
         """Return once everything launched on the device has ended."""
         self._tf.test.experimental.sync_devices()
+
+    def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
+        """What steps returned, [n], on the host. Never inside a timed region."""
+        return np.array([np.asarray(scalar) for scalar in scalars])
 
     def reset_memory_peak(self) -> None:
         if self.device == "gpu":
@@ -83,8 +95,9 @@ class TensorFlowRuntime:
             "notes": [],
         }
         if self.device == "gpu":
-            cublas, built = _loaded_cublas(), build.get("cuda_version", "")
-            found["cuda"], found["cudnn"] = f"{_loaded_cudart()} (cuBLAS {cublas})", _loaded_cudnn()
+            cublas, built = cuda_libraries.cublas(), build.get("cuda_version", "")
+            found["cuda"] = f"{cuda_libraries.cuda_runtime()} (cuBLAS {cublas})"
+            found["cudnn"] = cuda_libraries.cudnn()
             if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
                 found["notes"].append(f"TensorFlow relinked to CUDA {cublas.split('.')[0]} (built for {built})")
         return found
@@ -159,34 +172,3 @@ def _ops_of(function, library, prefix: str = "") -> Counter:
                 if called.name and key != "cond":
                     ops += _ops_of(library.get_function_def(called.name), library, looped)
     return ops
-
-
-def _loaded_cudnn() -> str | None:
-    """Version of the cuDNN library that this process has loaded, such as "9.19.0"."""
-    library = _loaded("libcudnn")
-    return library and _dotted(library.cudnnGetVersion())
-
-
-def _loaded_cublas() -> str | None:
-    """Version of the cuBLAS that this process has loaded, such as "13.1.0"."""
-    library = _loaded("libcublasLt")
-    return library and _dotted(library.cublasLtGetVersion())
-
-
-def _loaded_cudart() -> str | None:
-    """Version of the CUDA runtime that this process has loaded, such as "12.9"."""
-    library, version = _loaded("libcudart"), ctypes.c_int()
-    if library is None or library.cudaRuntimeGetVersion(ctypes.byref(version)):
-        return None
-    return f"{version.value // 1000}.{version.value // 10 % 100}"
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def _loaded(library: str) -> ctypes.CDLL | None:
-    """The shared library of that name that this process has mapped already, or None; loads nothing new."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = sorted({line.split()[-1] for line in maps if f"/{library}.so" in line})
-    return ctypes.CDLL(paths[0]) if paths else None

@@ -4,6 +4,7 @@ Installing is tested with a stand-in Python whose `-m venv` and `-m pip` only ta
 requirements on a machine with and without a GPU is resolved by the real one.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from harness import jobs, records, suite
 
@@ -103,7 +107,7 @@ class Checkout:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def requirements(self) -> list[str]:
-        return [match[1] for note in self.notes() if (match := re.search(r"(requirements-?\w*\.txt)$", note))]
+        return [match[1] for note in self.notes() if (match := re.search(r"(requirements[\w-]*\.txt)$", note))]
 
 
 @pytest.fixture
@@ -151,6 +155,116 @@ def test_changed_pin_or_other_python_installs_anew(checkout):
     other = checkout.python("other", minor=10)
     assert checkout.run("--out=three", PYTHON=str(other)).returncode == 0
     assert checkout.notes().count("venv") == 3
+
+
+# The peers
+
+
+@pytest.mark.parametrize("does, build", [('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"', "cuda"), ("exit 9", "cpu")])
+def test_peers_are_installed_once_on_top_of_the_build_at_hand_and_only_when_asked_for(checkout, does, build):
+    checkout.nvidia_smi(does)
+    own, peers = [f"requirements-{build}.txt"], ["requirements-peers.txt", f"requirements-peers-{build}.txt"]
+    assert checkout.run("--out=one").returncode == 0
+    assert checkout.requirements() == own
+    done = checkout.run("--peers", "--out=two")
+    assert done.returncode == 0 and "installing PyTorch and JAX" in done.stderr
+    assert checkout.requirements() == own + peers and checkout.notes().count("venv") == 1
+    noted = checkout.notes()
+    assert "--no-deps" in noted[-1] and "--no-deps" not in noted[-2]
+    for arguments in (["--peers"], [], ["--peers", "--list"]):
+        assert checkout.run(*arguments, "--out=three").returncode == 0
+    assert checkout.notes() == noted
+
+
+def test_peers_come_with_the_first_install_too_and_their_changed_pin_renews_them_alone(checkout):
+    assert checkout.run("--peers", "--out=one").returncode == 0
+    assert checkout.requirements() == ["requirements-cpu.txt", "requirements-peers.txt", "requirements-peers-cpu.txt"]
+    with (checkout.root / "requirements-peers-cpu.txt").open("a") as file:
+        file.write("# changed\n")
+    assert checkout.run("--peers", "--out=two").returncode == 0
+    assert checkout.requirements()[3:] == ["requirements-peers.txt", "requirements-peers-cpu.txt"]
+    assert checkout.notes().count("venv") == 1
+
+
+def test_failed_install_of_the_peers_keeps_the_rest_and_is_redone(checkout):
+    assert checkout.run("--out=one").returncode == 0
+    (checkout.folder / "pip-fails").touch()
+    failed = checkout.run("--peers", "--out=one")
+    assert failed.returncode == 1 and "error: requirements-peers.txt could not be installed" in failed.stderr
+    (checkout.folder / "pip-fails").unlink()
+    assert checkout.run("--out=one").returncode == 0
+    assert checkout.run("--peers", "--out=one").returncode == 0
+    assert checkout.requirements()[-2:] == ["requirements-peers.txt", "requirements-peers-cpu.txt"]
+    assert checkout.notes().count("venv") == 1
+
+
+def test_wrong_option_is_told_before_the_peers_are_installed(checkout):
+    assert checkout.run("--out=one").returncode == 0
+    noted = checkout.notes()
+    for arguments, word in ((["--peers", "--unitz=3"], "--units"), (["--peers", "--no-install"], "one of them")):
+        refused = checkout.run(*arguments)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and word in refused.stderr
+    assert checkout.notes() == noted
+
+
+def test_tests_need_the_peers_that_fit_the_build_and_no_second_pytorch(checkout):
+    checkout.run("--out=one")
+    script = 'set -euo pipefail; root=$1; . "$root/harness/setup_env.sh"; venv_is_current; install_dev; install_dev'
+    for build in ("cpu", "cuda"):
+        stamp = checkout.root / ".venv" / "lstm-bench-installed"
+        pins = [(checkout.root / name).read_text() for name in ("requirements.txt", f"requirements-{build}.txt")]
+        stamp.write_text("".join([f"tensorflow for {build}, Python 3.{sys.version_info[1]}\n", *pins]))
+        command = ["bash", "-c", script, "bash", checkout.root]
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": f"{checkout.bin}:{PATH}"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert checkout.requirements()[1:] == [
+        "requirements-peers.txt", "requirements-peers-cpu.txt", "requirements-dev.txt",
+        "requirements-peers.txt", "requirements-peers-cuda.txt",
+    ]  # fmt: skip
+    assert "torch" not in re.sub("#.*", "", (PROJECT / "requirements-dev.txt").read_text())
+
+
+def test_one_file_alone_has_an_index_besides_pypi():
+    having = [
+        path.name for path in PROJECT.glob("requirements*.txt") if re.search("^--", path.read_text(), re.MULTILINE)
+    ]
+    assert having == ["requirements-peers-cpu.txt"]
+
+
+def pins_of(*names: str) -> dict[str, str]:
+    """{package: version} of the requirements files, for this machine."""
+    lines = [line for name in names for line in (PROJECT / f"requirements{name}.txt").read_text().splitlines()]
+    found = [Requirement(line) for line in lines if re.match(r"\w", line)]
+    return {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+        for pin in found
+        if pin.marker is None or pin.marker.evaluate()
+    }
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_all_that_pytorch_depends_on_is_pinned_in_a_version_that_serves_it(build):
+    """Installed without its dependencies: they are the suite's own, of the same major version and not older."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet",
+               "--only-binary=:all:", "--report", "-", "-r", PROJECT / f"requirements-peers-{build}.txt"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode and re.search("connection|timed out|name resolution", done.stderr, re.IGNORECASE):
+        pytest.skip("no package registry can be reached")
+    assert done.returncode == 0, done.stderr
+    pinned = pins_of("", f"-{build}", "-peers", f"-peers-{build}")
+    installed = {package["metadata"]["name"]: package["metadata"] for package in json.loads(done.stdout)["install"]}
+    needed = [Requirement(text) for text in installed["torch"]["requires_dist"]]
+    needed = [need for need in needed if need.marker is None or need.marker.evaluate({"extra": ""})]
+    assert len(needed) > 5
+    for need in needed:
+        version = Version(pinned[canonicalize_name(need.name)])
+        for clause in need.specifier:
+            wanted = Version(clause.version)
+            assert version >= wanted, f"{need}: pinned {version}"
+            assert clause.operator != "==" or version.major == wanted.major, f"{need}: pinned {version}"
+    assert not any(name.endswith("cu13") for name in installed)
 
 
 def test_failed_install_is_one_line_with_status_1_and_is_redone(checkout):
@@ -211,7 +325,8 @@ def test_wrong_option_is_one_line_with_status_2_before_anything_is_installed(che
 
 def test_help_works_before_anything_is_installed(checkout):
     shown = checkout.run("--help")
-    assert shown.returncode == 0 and "--no-install" in shown.stdout and shown.stderr == ""
+    assert shown.returncode == 0 and shown.stderr == ""
+    assert "--no-install" in shown.stdout and "--peers" in shown.stdout
     assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
 
 

@@ -24,10 +24,15 @@ ROW_BUDGET_S = 60.0
 HERE = Path(__file__).parent
 PROOF = {"ok": True, "outputs_err": 1e-6, "gradients_err": 1e-6, "update_err": 1e-6, "loss_err": 1e-7}
 ROWS_TABLE = {
-    name: benchmark.Row("what it is", lambda c: {}, needs_gpu=name == "needs_gpu")
+    name: benchmark.Row(
+        "what it is",
+        lambda c: {},
+        needs_gpu=name == "needs_gpu",
+        framework="torch" if name == "of_a_peer" else "tensorflow",
+    )
     for name in (
         "needs_gpu", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
-        "train_unproven", "nothing", "long_record", "flaky",
+        "train_unproven", "nothing", "long_record", "flaky", "of_a_peer",
     )
 }  # fmt: skip
 
@@ -55,6 +60,8 @@ def run_row(row, c, measurement):
     note(f"{row} {measurement.process}")
     if row == "raises" or (row == "flaky" and not (HERE / "repaired").exists()):
         raise ValueError("something\nis wrong")
+    if row == "of_a_peer":
+        note(measurement.framework)
     if row == "out_of_memory":
         raise MemoryError("8 GiB")
     if row in ("segfaults", "killed"):
@@ -106,5 +113,7 @@ if __name__ == "__main__":
 
         tensorflow_runtime.TensorFlowRuntime = lambda *_: None
         measurement.matmul_flops = lambda *_: note("matmul") or 1e9
-        measurement.Measurement = lambda job, data, _: SimpleNamespace(process=job["process"], data=data)
+        measurement.Measurement = lambda job, data, _, framework: SimpleNamespace(
+            process=job["process"], data=data, framework=framework
+        )
     sys.exit(benchmark.main(BENCHMARK))

@@ -1,15 +1,18 @@
 """A script's parent: rows in turn, each record kept as soon as it is there, and what --resume runs again."""
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from harness import records
+from harness import child, machine, records
 from harness.benchmark import BUDGET_NOTE
 
 
@@ -108,6 +111,48 @@ def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, c
     assert not any(is_running(int(pid)) for pid in pids), "what a row started ends with it"
 
 
+@pytest.mark.parametrize("error", ["ResourceExhaustedError", "OutOfMemoryError", "MemoryError"])
+def test_every_frameworks_memory_error_says_what_to_do(error):
+    assert child._one_line(type(error, (Exception,), {})("8 GiB")) == "out of memory: 8 GiB; try a smaller --batch-size"
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """A machine on which PyTorch is not installed; ends with the fixture."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    return monkeypatch
+
+
+def test_a_row_whose_framework_is_not_installed_is_skipped_with_what_to_do_and_runs_once_it_is(stub, without_torch):
+    assert stub.main("--rows=first,of_a_peer") == 0
+    assert stub.rows_started() == ["first 0"]
+    for mode in ("forward", "train"):
+        record = stub.record("of_a_peer", mode)
+        assert (record["status"], record["reason"]) == ("skipped", "not installed: ./run_all.sh --peers")
+    assert named(stub.out / "stub.md") == ["first", "of_a_peer"]
+    assert "not installed: ./run_all.sh --peers" in (stub.out / "stub.md").read_text()
+    without_torch.setattr("importlib.util.find_spec", lambda name, *rest: object())
+    assert stub.main("--rows=first,of_a_peer", "--resume") == 0
+    assert stub.starts()[-2:] == ["of_a_peer 0", "torch"], "the row's own framework"
+    assert stub.record("of_a_peer")["status"] == "ok"
+
+
+def test_list_says_which_rows_cannot_run_for_want_of_their_framework(stub, without_torch, capsys):
+    assert stub.main("--list") == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["of_a_peer"] == "what it is (not installed: ./run_all.sh --peers)"
+    assert (lines["first"], lines["needs_gpu"]) == ("what it is", "what it is (needs an NVIDIA GPU)")
+
+
+def test_the_parent_asks_for_a_framework_without_importing_it(stub):
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    check = f"try:\n    {code}\nfinally:\n    assert not {{'torch', 'tensorflow'}} & sys.modules.keys()"
+    command = [sys.executable, "-c", f"import sys\n{check}", stub.script, *stub.arguments("--rows=first,of_a_peer")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_earlier_failure_of_another_row_or_config_is_not_this_runs(stub):
     assert stub.main("--rows=raises,flaky", "--config=large") == 1
     stub.script.with_name("repaired").touch()
@@ -166,6 +211,23 @@ def test_resume_runs_rows_again_that_ran_on_other_data(stub):
     stub.script.write_text(stub.script.read_text().replace('"file": "00"', '"file": "11"'))
     assert stub.main("--rows=first", "--resume") == 0
     assert stub.rows_started() == ["first 0"]
+
+
+@pytest.mark.parametrize("installed, runs_again", [
+    ({"tensorflow": "2.21.0", "numpy": "2.4.6", "torch": "2.13.0"}, False),  # the peers, since then
+    ({"tensorflow": "2.22.0", "numpy": "2.4.6"}, True),
+    ({"tensorflow": "2.21.0", "numpy": "2.5.0"}, True),
+])  # fmt: skip
+def test_resume_runs_rows_again_whose_own_packages_changed(stub, monkeypatch, installed, runs_again):
+    assert stub.main("--rows=first") == 0
+    for mode in ("forward", "train"):
+        record = stub.record("first", mode)
+        record["environment"]["packages"] = {"tensorflow": "2.21.0", "numpy": "2.4.6"}
+        records.write_record(stub.out, record)
+    stub.starts()
+    monkeypatch.setattr(machine, "packages", lambda: installed)
+    assert stub.main("--rows=first", "--resume") == 0
+    assert stub.rows_started() == ["first 0"] * runs_again
 
 
 def test_resume_gives_a_row_the_processes_that_it_lacks(stub):

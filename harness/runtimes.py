@@ -1,0 +1,81 @@
+"""The frameworks that rows run in: which are installed, and each one configured for a row. Imports none of them itself."""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+PEERS = "not installed: ./run_all.sh --peers"
+# framework: the packages (of harness.machine.PACKAGES) whose versions concern its own rows alone.
+FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "keras"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
+
+
+class Runtime(Protocol):
+    """A framework as a row's process needs it: configured before its first tensor, once per process.
+
+    Attributes:
+        name: of FRAMEWORKS.
+        device, precision: as given to `make`.
+        device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
+    """
+
+    name: str
+    device: str
+    precision: str
+    device_name: str
+
+    def seed(self, seed: int) -> None:
+        """Start the framework's own random numbers, such as dropout masks, anew."""
+
+    def sync(self) -> None:
+        """Return once everything launched on the device has ended."""
+
+    def to_numpy(self, scalars: Sequence[Any]) -> Any:
+        """What steps returned, [n], as a NumPy array on the host. Never inside a timed region."""
+
+    def reset_memory_peak(self) -> None:
+        """Let `memory_peak` begin anew."""
+
+    def memory_peak(self) -> int | None:
+        """Bytes at the allocator's peak since the last reset; None on a CPU."""
+
+    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+        """Run `function` and tell what ran: {"ops": {op: count}, "kernels": {kernel name: ms on the device}}."""
+
+    def environment(self) -> dict:
+        """Versions of what is loaded, for the record: the framework's own, "cuda", "cudnn", "notes"."""
+
+
+def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
+    """Import the framework and configure it for one row.
+
+    Args:
+        framework: of FRAMEWORKS; ValueError for another.
+        device: "gpu" or "cpu".
+        precision: "fp32", "tf32" or "fp16".
+        threads: of the operators on a CPU; the number of physical cores.
+    """
+    if framework == "tensorflow":
+        from harness.tensorflow_runtime import TensorFlowRuntime
+
+        return TensorFlowRuntime(device, precision, threads)
+    if framework == "torch":
+        from harness.torch_runtime import TorchRuntime
+
+        return TorchRuntime(device, precision, threads)
+    if framework == "jax":
+        from harness.jax_runtime import JaxRuntime
+
+        return JaxRuntime(device, precision, threads)
+    raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
+
+
+def missing(framework: str) -> str:
+    """Why the rows of a framework cannot run here, or "". Without TensorFlow nothing can: the child's own error says so."""
+    installed = framework == "tensorflow" or importlib.util.find_spec(framework) is not None
+    return "" if installed else PEERS
+
+
+def packages_of(framework: str, packages: Mapping[str, str]) -> dict[str, str]:
+    """The packages on which a row of that framework depends: all but those of the other frameworks."""
+    others = {name for other, names in FRAMEWORKS.items() if other != framework for name in names}
+    return {name: version for name, version in packages.items() if name not in others}

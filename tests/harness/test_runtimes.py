@@ -1,0 +1,54 @@
+"""Which frameworks there are, which are installed, and that nothing imports one before a row needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import machine, runtimes
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_imports_a_framework_before_a_row_needs_it():
+    run(
+        "import sys\n"
+        "import harness.child, harness.measurement, harness.runtimes, harness.tensorflow_runtime, harness.torch_runtime\n"
+        "assert harness.runtimes.missing('torch') in ('', harness.runtimes.PEERS)\n"
+        "assert not {'tensorflow', 'keras', 'torch'} & sys.modules.keys()"
+    )
+
+
+def test_row_of_pytorch_imports_no_tensorflow():
+    pytest.importorskip("torch")
+    run(
+        "import sys\nfrom harness import measurement, runtimes\n"
+        "runtime = runtimes.make('torch', 'cpu', 'fp32', 1)\n"
+        "runtime.environment(), runtime.profile(lambda: None)\n"
+        "assert not {'tensorflow', 'keras'} & sys.modules.keys()"
+    )
+
+
+def test_unknown_framework_is_refused_by_name():
+    with pytest.raises(ValueError, match="'theano': expected one of tensorflow, torch"):
+        runtimes.make("theano", "cpu", "fp32", 1)
+
+
+@pytest.mark.parametrize("found, reason", [(None, "not installed: ./run_all.sh --peers"), (object(), "")])
+def test_peer_that_is_not_installed_is_missing(monkeypatch, found, reason):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    assert runtimes.missing("torch") == reason
+    assert runtimes.missing("tensorflow") == ""
+
+
+def test_row_depends_on_every_package_but_those_of_the_other_frameworks():
+    installed = {"tensorflow": "2.21.0", "keras": "3.15.1", "torch": "2.13.0", "numpy": "2.4.6"}
+    assert runtimes.packages_of("torch", installed) == {"torch": "2.13.0", "numpy": "2.4.6"}
+    assert runtimes.packages_of("tensorflow", installed).keys() == {"tensorflow", "keras", "numpy"}
+    assert {name for names in runtimes.FRAMEWORKS.values() for name in names} <= set(machine.PACKAGES)
