@@ -1,6 +1,6 @@
 """Builds the tables of a layout from records: which rows and columns, their cells, and the lines underneath."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness import plots, schema
@@ -19,6 +19,7 @@ from harness.provenance import (
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
+FASTEST_PEER = "fastest peer"  # speedup against the fastest proven row that is not one of the layout's "ours"
 LONG_REASON = 100  # characters of a reason in its cell
 
 
@@ -77,7 +78,8 @@ def build(
     columns = [column for column in spec["columns"] if _is_shown(column, present, device)]
     about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
-    lines = []
+    bases = ok | fastest_peer(ok, layout.get("ours", []))
+    lines, bars = [], []
     for record in present:
         marks = {"": ""}
         for note in about:
@@ -89,9 +91,12 @@ def build(
                     marks[column] += notes.mark(ours(note["text"]))
         for text in record["notes"]:
             marks[""] += notes.mark(plain(text))
-        figures = [_figure(record, column, ok) + marks.get(column[0], "") for column in columns]
+        figures = [_figure(record, column, bases) + marks.get(column[0], "") for column in columns]
         description = ours(layout["rows"].get(record["row"], ""))
         lines.append([plain(record["row"]) + marks[""], description, *figures, verdict(record, notes)])
+        # A published figure that a note has to explain is in the table alone: a plot has no room for the note.
+        explained = {path for heading, path, _ in columns if marks.get(heading)}
+        bars += [_bar(record, spec, explained)] if spec.get("plot") else []
     for row in extra:
         figures = [
             cell(value_at(row, path), form) if path.startswith("published.") else NONE for _, path, form in columns
@@ -115,7 +120,7 @@ def build(
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
     return table._replace(
         picture=f"{layout['benchmark']}.{config}.{spec['mode']}{number}.{device}.{precision}.png",
-        bars=[_bar(record, spec) for record in present] + [_bar(row, spec) for row in extra],
+        bars=bars + [_bar(row, spec) for row in extra],
         axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
         caption=machine_line(present),
     )
@@ -127,14 +132,20 @@ def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str) -> bo
     return not optional or any(value_at(record, column[1]) is not None for record in rows)
 
 
-def _figure(record: Mapping, column: Sequence[str], ok: Mapping[str, Mapping]) -> str:
+def fastest_peer(ok: Mapping[str, Mapping], ours: Sequence[str]) -> dict[str, Mapping]:
+    """{FASTEST_PEER: the proven record of the highest throughput that is not one of ours}; {} where there is none."""
+    peers = [record for row, record in ok.items() if row not in ours and record["throughput"]]
+    return {FASTEST_PEER: max(peers, key=lambda record: record["throughput"]["value"])} if peers else {}
+
+
+def _figure(record: Mapping, column: Sequence[str], bases: Mapping[str, Mapping]) -> str:
     """A row's cell: the figures of a row that was not proven are not shown, published ones always."""
     _, path, form = column
     if record["status"] != "ok" and not path.startswith("published."):
         return NONE
     kind, _ = split_format(form)
     if kind.startswith("speedup:"):
-        ratio = speedup(record, ok.get(kind.partition(":")[2]), path)
+        ratio = speedup(record, bases.get(kind.partition(":")[2]), path)
         return NONE if ratio is None else f"{ratio:.2f}x"
     if path == "share_of_matmul" and kind == "percent":
         form = "percent*100"  # the one figure that a record keeps as 0..1
@@ -155,8 +166,9 @@ def verdict(record: Mapping, notes: Notes) -> str:
     return plain(text[:LONG_REASON]) + "..." + notes.mark(plain(text))
 
 
-def _bar(record: Mapping, spec: Mapping) -> plots.Bar:
-    published = [(label, value_at(record, path)) for label, path in (spec.get("plot_published") or {}).items()]
+def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = ()) -> plots.Bar:
+    drawn = {label: path for label, path in (spec.get("plot_published") or {}).items() if path not in left_out}
+    published = [(label, value_at(record, path)) for label, path in drawn.items()]
     published = [(label, figure) for label, figure in published if isinstance(figure, int | float)]
     value = value_at(record, spec["plot"]) if record.get("status") == "ok" else None
     if not isinstance(value, int | float):

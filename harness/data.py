@@ -132,6 +132,15 @@ def ptb(folder: Path | None = None, embedded: bool | str = False, where: str = "
     return Ptb(*ids, vocabulary, _facts("ptb", "Penn Treebank", "real", where, "", sha256, notes))
 
 
+def random_words(vocabulary: int, seed: int = 0) -> Ptb:
+    """A text as long as PTB's, of words drawn alike from `vocabulary` ids: to be timed, since there is nothing to learn."""
+    lengths = (929_589, 73_760, 82_430)  # words of train, valid, test
+    words = np.random.default_rng(seed).integers(0, vocabulary, sum(lengths)).astype(np.int32)
+    parts = np.split(words, np.cumsum(lengths[:2]))
+    facts = _facts("random_words", "random words", "generated", "harness/data.py", "", {}, [])
+    return Ptb(*parts, [str(word) for word in range(vocabulary)], facts | {"seed": seed})
+
+
 def synthetic(num_sequences: int = 10_000, time_steps: int = 10, seed: int = 0) -> Synthetic:
     """Binary labels from the sign of a noisy mean of non-linear terms, split 80/10/10.
 

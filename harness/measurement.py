@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from harness import clocks, machine
+from harness import clocks, machine, runtimes
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
-from harness.tensorflow_runtime import TensorFlowRuntime
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
+CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
 OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 
@@ -44,22 +44,30 @@ def load_reference(path: Path) -> dict[str, Any]:
     return reference
 
 
+def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
+    """(what is timed, the batches that it is timed on) of a trial in one mode."""
+    return (trial.stack_alone, trial.stack_batches) if mode == "stack" else (getattr(trial, mode), trial.batches)
+
+
 class Measurement:
     """What `run_row` of a benchmark is given: the configured framework, the data, the reference, and the way of one row.
 
     Attributes:
+        runtime: the row's framework, configured for it (harness/runtimes.py).
         data: what the benchmark's `load` returned.
         reference: {"outputs": {name: array}, "losses": [n], "gradients": {…}, "updates": {…}, "forward_losses": [n]}.
         device, precision: of this row.
         process: number of this process among the row's, from 0.
     """
 
-    def __init__(self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any], framework: str = "tensorflow"
+    ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
         self.data, self.kernel = data, Kernel(**evidence)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
-        self.runtime = TensorFlowRuntime(self.device, self.precision, machine.physical_cores())
+        self.runtime = runtimes.make(framework, self.device, self.precision, machine.physical_cores())
         self.reference = load_reference(Path(job["reference"]))
         self._clocks = [self._clock("start")]
         self._cpu = machine.CpuShare()
@@ -70,8 +78,9 @@ class Measurement:
         """Prove and time a trial step by step.
 
         Args:
-            trial: harness.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that lie on the device.
-            modes: "forward" and "train" → floating-point operations per batch.
+            trial: harness.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that lie on the device;
+                `stack_alone(batch)` on `stack_batches`.
+            modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
 
@@ -80,13 +89,13 @@ class Measurement:
         """
         parts = {}
         for mode, flops in modes.items():
-            step = getattr(trial, mode)
+            step, batches = timed_of(trial, mode)
             trial.restore()
-            first_call_s, _ = clocks.seconds_of(lambda step=step: step(trial.batches[0]), self.runtime.sync)
+            first_call_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
             proof = self._prove(trial, mode)
             part = {"first_call_s": first_call_s, "flops_per_batch": flops}
             if not proof.failures:
-                part |= self._time(trial, mode, step, proof, items_per_batch) | {"unit": unit}
+                part |= self._time(trial, mode, proof, items_per_batch) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
@@ -94,22 +103,28 @@ class Measurement:
     def _prove(self, trial: Any, mode: str) -> Proof:
         proof = Proof(self.precision)
         trial.restore()
-        proof.outputs(trial.outputs(), self.reference["outputs"])
+        step, batches = timed_of(trial, mode)
+        if mode == "stack":
+            losses = self.runtime.to_numpy([step(batches[k % len(batches)]) for k in range(CURVE_STEPS)])
+            proof.stack(trial, losses, self.reference)
+        else:
+            proof.outputs(trial.outputs(), self.reference["outputs"])
         if mode == "train":
             proof.training(trial, self.reference)
             proof.callable(trial.unproven())
-        else:
+        elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
-        step = getattr(trial, mode)
-        proof.what_ran(self.runtime.profile(lambda: step(trial.batches[0])), self.kernel, self.device)
+        kernel = self.kernel._replace(rest_ops={}) if mode == "stack" else self.kernel
+        proof.what_ran(self.runtime.profile(lambda: step(batches[0])), kernel, self.device)
         return proof
 
-    def _time(self, trial: Any, mode: str, step: Callable, proof: Proof, items_per_batch: int | Sequence[int]) -> dict:
+    def _time(self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int]) -> dict:
         c = self._protocol
+        step, batches = timed_of(trial, mode)
         self.runtime.reset_memory_peak()
         timed = clocks.time_blocks(
             step,
-            trial.batches,
+            batches,
             sync=self.runtime.sync,
             restore=trial.restore,
             warmup_batches=c["WARMUP_BATCHES"],
@@ -119,8 +134,8 @@ class Measurement:
             whole_rounds=isinstance(items_per_batch, Sequence),
         )
         memory = self._memory()
-        losses = [np.array([np.asarray(loss) for loss in block]) for block in timed.losses]
-        curve = self.reference["losses" if mode == "train" else "forward_losses"]
+        losses = [self.runtime.to_numpy(block) for block in timed.losses]
+        curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
@@ -130,7 +145,7 @@ class Measurement:
             "losses": losses[0][:LOSSES_KEPT].tolist(),
             "memory_peak_bytes": memory,
             "gpu_utilisation": self._utilisation(
-                lambda: clocks.run_for(UTILISATION_S, step, trial.batches, self.runtime.sync)
+                lambda: clocks.run_for(UTILISATION_S, step, batches, self.runtime.sync)
             ),
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
@@ -152,7 +167,7 @@ class Measurement:
         Args:
             trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, its `timed_steps` run the
                 very function that is timed, and its `traces` counts how often a step was traced.
-            train: given a Keras callback that reads the clock, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
+            train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1), self.runtime.sync)
@@ -168,7 +183,7 @@ class Measurement:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
             proven = trial.traces
-            fit_s, result = clocks.seconds_of(lambda: train(clock.callback()), self.runtime.sync)
+            fit_s, result = clocks.seconds_of(lambda: train(clock), self.runtime.sync)
             memory = self._memory()
             if trial.traces != proven:
                 proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
@@ -257,10 +272,11 @@ class Measurement:
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
 
 
-def matmul_flops(runtime: TensorFlowRuntime, size: int, repeats: int) -> float:
+def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16.
+    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
+    measure for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 

@@ -76,6 +76,9 @@ class Trial(Protocol):
     def weights(self) -> Mapping[str, np.ndarray]:
         """All weights now, under canonical names."""
 
+    def stack_results(self) -> Mapping[str, np.ndarray]:
+        """Of the stack alone, on the first of its batches: "hidden", and the gradients by "inputs" and its weights."""
+
     def unproven(self) -> str:
         """How the timed callable differs from the one that the proof ran; "" where it does not."""
 
@@ -84,12 +87,14 @@ class Kernel(NamedTuple):
     """What has to be seen running for a row to be what its name says.
 
     `ops`: regular expression of an op → how often it has to be launched in one training step: at least so often, or, as a
-    pair, at least and at most. `not_ops`: an expression that no op may match. `kernels`, `not_kernels`: the same for kernel
+    pair, at least and at most. `rest_ops`: the same of what is not the LSTM stack; a row's stack alone does not show them.
+    `not_ops`: an expression that no op may match. `kernels`, `not_kernels`: the same for kernel
     names on a GPU.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
     """
 
     ops: Mapping[str, Any] = {}
+    rest_ops: Mapping[str, Any] = {}
     not_ops: str = ""
     kernels: str = ""
     not_kernels: str = ""
@@ -134,7 +139,7 @@ def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device:
     """What a row promises and the profile does not show; empty when all is there."""
     ops, kernels = profile["ops"], profile["kernels"]
     missing = []
-    for pattern, times in kernel.ops.items():
+    for pattern, times in {**kernel.ops, **kernel.rest_ops}.items():
         least, most = times if isinstance(times, tuple) else (times, math.inf)
         if not least <= (count := count_of(pattern, ops)) <= most:
             expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
@@ -181,6 +186,14 @@ class Proof:
                 self.failures.setdefault(
                     "precision", f"{name} holds {which} float16 numbers, which is not {self.precision}"
                 )
+
+    def stack(self, trial: Trial, losses: np.ndarray, reference: Mapping[str, Any]) -> None:
+        """The stack alone: its outputs, all its gradients, and mean(outputs²), `losses` [n], of the first batches."""
+        found = dict(trial.stack_results())
+        hidden = {"hidden": found.pop("hidden")} if "hidden" in found else {}
+        self.outputs({"loss": losses[0], **hidden}, reference["stack_outputs"])
+        self.hold("gradients", *worst(found, reference["stack_gradients"], max_error), self.limit.gradients)
+        self.losses("the stack's passes", losses, reference["stack_losses"])
 
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
         """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
@@ -240,7 +253,7 @@ class Proof:
                 if forbidden and find(forbidden, name):
                     self.failures.setdefault("kernel", f"{kind} {name[:80]} ran, which is not what this row names")
         top = sorted(kernels.items(), key=lambda item: -item[1])[:5]
-        seen = {pattern: count_of(pattern, ops) for pattern in kernel.ops}
+        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops)}
         self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
 
     def record(self) -> dict:

@@ -15,7 +15,7 @@ from harness.errors import UserError
 
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
 SCHEMA = 1
-MODES = ("forward", "train", "fit")
+MODES = ("fit", "train", "forward", "stack")
 DEVICES = ("gpu", "cpu")
 PRECISIONS = ("fp32", "tf32", "fp16")
 STATUSES = ("ok", "skipped", "failed")

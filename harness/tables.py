@@ -4,13 +4,14 @@
     python -m harness.tables results/RUN --readme README.md     # and the headline tables between README's markers
 
 A layout (layout/<benchmark>.json, written by the benchmark script) holds `title`, `question`, `rows` {row: what it is},
-`tables`, `footnotes`, `extra_rows` and `headline` {"table": index, "columns": [headings]}. A table is
+`tables`, `footnotes`, `extra_rows`, `headline` {"table": index, "columns": [headings]} and `ours` [rows]. A table is
 
     {"title", "mode", "device" (null: one per device), "columns": [[heading, dotted path, format], ...], "note",
      "plot" (dotted path or null), "plot_unit", "plot_published": {label: dotted path}}
 
 Formats: Python's (".1f", "d", ",.0f", ".0%"), "str", "median_range", "pair", "bytes", "percent" and "speedup:<row>":
-that row's figure against this one's, the larger the faster. A list is shown by its median. "*<factor>" behind any
+that row's figure against this one's, the larger the faster; "speedup:fastest peer" takes the row of the highest
+throughput that is not one of `ours`. A list is shown by its median. "*<factor>" behind any
 format multiplies first: ["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go.
 An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
 A footnote is a string, or {"text"} with any of "row", "mode", "device", "config" that it is about and "column", a
@@ -38,7 +39,7 @@ def read_layout(path: Path) -> dict:
         found = layout.get("schema") if isinstance(layout, dict) else layout
         raise RecordError(path, "schema", found, str(schema.SCHEMA))
     texts = {"benchmark": str, "title": str, "question": str, "rows": dict, "tables": list}
-    optional = {"footnotes": list, "extra_rows": list, "headline": dict}
+    optional = {"footnotes": list, "extra_rows": list, "headline": dict, "ours": list}
     for key, kind in {**texts, **optional}.items():
         if not isinstance(layout.get(key, None if key in texts else kind()), kind):
             raise RecordError(path, key, layout.get(key), f"a {kind.__name__}")

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from models.reference import lstm_stack_backward, lstm_stack_forward
 from models.reference_networks import SGD, Classifier, LanguageModel, trajectory
-from models.weights import States, Weights
+from models.weights import States, Weights, stack_size
 
 STEPS = 6  # reference losses; the first three steps are also those behind the updates
 SHOWN = 2  # sequences whose logits are kept: all of them would be 0.5 GB at float64 for the stacked LM
@@ -22,13 +23,45 @@ def language_model(
     Returns:
         "outputs": {"loss", "hidden" [batch, time, units], "logits" [SHOWN, time, vocabulary]} of the first batch;
         "forward_losses" [STEPS]: of the first batches, from these weights and states;
-        "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps.
+        "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
+        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
     """
     model = LanguageModel(reduction)
     path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
     forward = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(STEPS)]
     outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
-    return {"outputs": outputs, "forward_losses": np.array(forward), **_training(path)}
+    embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
+    alone = stack(weights, states, embedded)
+    return {"outputs": outputs, "forward_losses": np.array(forward), **_training(path), **alone}
+
+
+def stack(weights: Weights, states: States, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    """The reference of an LSTM stack alone, forward and backward.
+
+    Args:
+        inputs: of the first batches, each [batch, time, features]. The gradient by the outputs is `upstream`'s.
+
+    Returns:
+        "stack_outputs": {"loss": mean(outputs²), "hidden" [batch, time, units]} of the first batch;
+        "stack_gradients": {"inputs" [batch, time, features], and every weight of the stack} of the first batch;
+        "stack_losses" [STEPS]: mean(outputs²) of the batches in turn.
+    """
+    num_layers, bidirectional = stack_size(weights)
+    losses = []
+    for batch in inputs[::-1]:  # the first one last: its cache is the one that is kept
+        hidden, _, cache = lstm_stack_forward(batch, weights, states, num_layers, bidirectional)
+        losses.insert(0, np.mean(np.square(hidden)))
+    d_inputs, d_weights, _ = lstm_stack_backward(upstream(hidden.shape), cache)
+    return {
+        "stack_outputs": {"loss": losses[0], "hidden": hidden},
+        "stack_gradients": {"inputs": d_inputs, **d_weights},
+        "stack_losses": np.array([losses[k % len(losses)] for k in range(STEPS)]),
+    }
+
+
+def upstream(shape: Sequence[int]) -> np.ndarray:
+    """The gradient by a stack's outputs [batch, time, units] that its backward pass starts from: float32 in (-1, 1)."""
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
 def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.expected import SHOWN
+from models.expected import SHOWN, upstream
 from models.graph_difference import graph_difference
 from models.stack import Stack
 
@@ -42,6 +42,8 @@ class LanguageModel:
             divided by it before they are clipped.
         carry_states: whether a step starts from the final states of the one before.
         eager: run op by op instead of as one tf.function.
+        compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
+            another. For a stack that XLA cannot compile, cuDNN's.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LanguageModel:
         loss_scale: float = 1.0,
         carry_states: bool = False,
         eager: bool = False,
+        compile_rest: bool = False,
     ) -> None:
         self.stack, self.optimizer = stack, optimizer
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
@@ -73,8 +76,11 @@ class LanguageModel:
         self.initial_states = self.stack.stage_states(states)
         self.states = self.initial_states
         self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
+        if compile_rest:
+            self._head, self._update = (tf.function(f, jit_compile=True) for f in (self._head, self._update))
         compiled = (lambda function: function) if eager else tf.function
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
+        self._stack = compiled(self._stack_step)
         self._train_without_dropout = None  # where that is another graph
         if stack.own_dropout and self.has_dropout:
             self._train_without_dropout = compiled(functools.partial(self._train_step, stack_dropout=False))
@@ -92,7 +98,30 @@ class LanguageModel:
             self.states = states
         return loss
 
+    def stack_alone(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """The stack's forward pass in training mode, without dropout, and its backward pass; returns mean(outputs²).
+
+        Args:
+            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
+        """
+        return self._stack(*batch, self.initial_states)[0]
+
     # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stack_batches(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
+        table = tf.cast(self._start[0], self.stack.dtype)
+        shape = (*self.batches[0][0].shape, self.stack.units)
+        batch_major = (shape[1], shape[0], shape[2]) if self.stack.time_major else shape
+        gradient = tf.identity(tf.constant(self._batch_major(upstream(batch_major)), self.stack.dtype))
+        return [(tf.gather(table, tokens), gradient) for tokens, _ in self.batches]
+
+    def stack_results(self) -> dict[str, np.ndarray]:
+        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
+        _, hidden, (d_inputs, *gradients) = self._stack(*self.stack_batches[0], self.initial_states)
+        found = {"hidden": self._batch_major(hidden.numpy()), "inputs": self._batch_major(d_inputs.numpy())}
+        return found | self.stack.to_canonical([g.numpy() for g in gradients])
 
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""
@@ -226,15 +255,16 @@ class LanguageModel:
         hidden, final_states = self.stack(
             inputs, states, dropout if stack_dropout else None, training, **of_stack
         )  # [batch, time, units]
-        dropped = dropout(hidden) if dropout else hidden
-        flat = tf.reshape(dropped, [-1, self.stack.units])
-        logits = tf.matmul(flat, tf.cast(self.kernel.value, flat.dtype))
-        if flat.dtype == tf.float16:
-            logits = _add_bias_in_float16(logits, self.bias.value)
-        else:
-            logits = tf.nn.bias_add(logits, self.bias.value)
         final_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(final_states))  # one form: one trace
-        return hidden, tf.reshape(logits, [*tokens.shape, -1]), final_states
+        return hidden, dropout(hidden) if dropout else hidden, final_states
+
+    def _head(self, hidden, targets, kernel, bias):
+        """Logits [batch, time, vocabulary] and the loss, from what the stack put out, behind its dropout."""
+        flat = tf.reshape(hidden, [-1, self.stack.units])
+        logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
+        logits = (_add_bias_in_float16 if flat.dtype == tf.float16 else tf.nn.bias_add)(logits, bias)
+        logits = tf.reshape(logits, [*targets.shape, -1])
+        return logits, self._loss(logits, targets)
 
     def _loss(self, logits, targets):
         if logits.dtype == tf.float16:
@@ -243,21 +273,35 @@ class LanguageModel:
         return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=self._time_axis))
 
     def _forward_step(self, tokens, targets, states):
-        hidden, logits, final_states = self._network(tokens, states, training=False)
-        return self._loss(logits, targets), hidden, logits, final_states
+        hidden, _, final_states = self._network(tokens, states, training=False)
+        logits, loss = self._head(hidden, targets, self.kernel.value, self.bias.value)
+        return loss, hidden, logits, final_states
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
-            _, logits, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
-            loss = self._loss(logits, targets)
+            _, dropped, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
+            _, loss = self._head(dropped, targets, self.kernel.value, self.bias.value)
             scaled_loss = loss * self.loss_scale
+        self._update(tape.gradient(scaled_loss, values))
+        return loss, final_states
+
+    def _stack_step(self, inputs, gradient, states):
+        variables = [v.value for v in self.stack.variables]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs, _ = self.stack(inputs, states, None, True)
+        gradients = tape.gradient(outputs, [inputs, *variables], output_gradients=gradient)
+        # All are returned, so that none is left out as unused.
+        return tf.reduce_mean(tf.square(tf.cast(outputs, tf.float32))), outputs, gradients
+
+    def _update(self, gradients):
+        """One step of the optimizer, by gradients of the scaled loss."""
         # The embedding's sparse gradient is made dense: clipping its slices one by one would count repeated words twice.
-        gradients = [tf.convert_to_tensor(g) * (1.0 / self.loss_scale) for g in tape.gradient(scaled_loss, values)]
+        gradients = [tf.convert_to_tensor(g) * (1.0 / self.loss_scale) for g in gradients]
         if self.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
         self.optimizer.apply(gradients, self.variables)
-        return loss, final_states
 
 
 @tf.custom_gradient

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 
+from harness.measurement import timed_of
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
 from harness.tensorflow_runtime import TensorFlowRuntime
 from models import expected, stacks, weights
@@ -57,19 +58,12 @@ def language_model_reference(ptb: bool = False) -> dict:
 
 def language_model(row: str, precision: str, ptb: bool = False):
     """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout."""
-    import keras
-
-    from models.language_model import COMPUTE_DTYPE, LanguageModel
-
     made, start = stacks.IMPLEMENTATIONS[row], language_model_start()
-    dropout = {"dropout": 0.5} if made.own_dropout and ptb else {}
-    stack = made.stack(start[0], LAYERS, COMPUTE_DTYPE[precision], **dropout)
     if not ptb:
-        adam = keras.optimizers.Adam(1e-3)
-        return LanguageModel(stack, *start, adam, loss_scale=LOSS_SCALE, eager=made.eager)
-    return LanguageModel(
-        stack, *start, keras.optimizers.SGD(1.0), loss_scale=LOSS_SCALE / STEPS, eager=made.eager,
-        reduction="sum_over_time", clip_norm=CLIP_NORM, keep_prob=0.5, carry_states=True,
+        return made.language_model(*start, ("Adam", 1e-3), precision=precision, loss_scale=LOSS_SCALE)
+    return made.language_model(
+        *start, ("SGD", 1.0), precision=precision, loss_scale=LOSS_SCALE / STEPS, reduction="sum_over_time",
+        clip_norm=CLIP_NORM, keep_prob=0.5, carry_states=True,
     )  # fmt: skip
 
 
@@ -99,21 +93,26 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
 
 def kernel_of(row: str) -> Kernel:
     """What the row's name promises to run."""
-    return Kernel(**stacks.evidence(stacks.IMPLEMENTATIONS[row], LAYERS, STEPS))
+    return Kernel(**stacks.IMPLEMENTATIONS[row].evidence(LAYERS, STEPS, "gpu"))
 
 
 def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
     """The proof of one mode, in the order in which harness.measurement goes through it."""
     proof = Proof(label)
     trial.restore()
-    proof.outputs(trial.outputs(), reference["outputs"])
+    step, batches = timed_of(trial, mode)
+    if mode == "stack":
+        losses = runtime.to_numpy([step(batches[k % len(batches)]) for k in range(CURVE_STEPS)])
+        proof.stack(trial, losses, reference)
+    else:
+        proof.outputs(trial.outputs(), reference["outputs"])
     if mode == "train":
         proof.training(trial, reference)
         proof.callable(trial.unproven())
-    else:
+    elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
-    step = getattr(trial, mode)
-    proof.what_ran(runtime.profile(lambda: step(trial.batches[0])), kernel, runtime.device)
+    kernel = kernel._replace(rest_ops={}) if mode == "stack" else kernel
+    proof.what_ran(runtime.profile(lambda: step(batches[0])), kernel, runtime.device)
     return proof
 
 

@@ -323,6 +323,15 @@ def test_words_that_are_not_in_the_vocabulary_become_unk():
 # synthetic
 
 
+def test_random_words_are_as_many_as_ptbs_of_the_whole_vocabulary_and_the_same_every_time():
+    text = data.random_words(35000, seed=1)
+    assert [len(part) for part in text[:3]] == [929_589, 73_760, 82_430]
+    assert (text.train.dtype, text.train.min(), text.train.max()) == (np.int32, 0, 34999)
+    assert np.abs(np.bincount(text.train) - 929_589 / 35000).max() < 40, "alike"
+    np.testing.assert_array_equal(text.train, data.random_words(35000, seed=1).train)
+    assert text.facts["source"] == "generated" and text.facts["seed"] == 1
+
+
 def test_synthetic_set_is_split_balanced_and_repeatable():
     first, again, other = data.synthetic(), data.synthetic(seed=0), data.synthetic(seed=1)
     assert [len(part) for part in first[:6]] == [8000, 8000, 1000, 1000, 1000, 1000]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement
+from harness import machine, measurement, runtimes
 from models import expected, stacks, weights
 from models.reference_networks import Adam
 
@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, size=(8, 2, BATCH_SIZE
 BATCHES = [tuple(pair) for pair in TOKENS]
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 ON_CPU = [name for name, made in stacks.IMPLEMENTATIONS.items() if not made.needs_gpu]
-MODES = {"forward": 1, "train": 3}  # floating-point operations per batch: any
+MODES = {"forward": 1, "train": 3, "stack": 2}  # floating-point operations per batch: any
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def measure(tensorflow_runtime, reference_path):
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": reference_path,
             "protocol": {"WARMUP_BATCHES": 1, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
-        evidence = stacks.evidence(made, NUM_LAYERS, TIME_STEPS)
+        evidence = made.evidence(NUM_LAYERS, TIME_STEPS, "cpu")
         row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
         return row_process.steps(model, MODES, BATCH_SIZE, "sequences/s")
 
     yield run
-    measurement.TensorFlowRuntime("cpu", "fp32", machine.physical_cores())
+    runtimes.make("tensorflow", "cpu", "fp32", machine.physical_cores())
 
 
 def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer=None, precision="fp32", **options):
@@ -82,7 +82,7 @@ def test_unmodified_row_is_proven_and_timed(measure, row, precision):
 def test_row_that_was_not_alone_on_the_processors_says_so(measure, monkeypatch, percent, noted):
     monkeypatch.setattr(machine.CpuShare, "others_percent", lambda self: percent)
     parts = measure(language_model("unrolled"), "unrolled")
-    assert [measurement.OTHERS_NOTE in part["notes"] for part in parts.values()] == [noted] * 2
+    assert [measurement.OTHERS_NOTE in part["notes"] for part in parts.values()] == [noted] * len(MODES)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -107,9 +107,8 @@ def mistake_time_major_outputs_against_batch_major_labels():
     from models.language_model import LanguageModel
 
     class TimeMajor(LanguageModel):
-        def _network(self, *arguments, **options):
-            hidden, logits, finals = super()._network(*arguments, **options)
-            return hidden, tf.reshape(tf.transpose(logits, [1, 0, 2]), tf.shape(logits)), finals
+        def _head(self, hidden, *arguments):
+            return super()._head(tf.reshape(tf.transpose(hidden, [1, 0, 2]), tf.shape(hidden)), *arguments)
 
     return language_model(network=TimeMajor), "unrolled"
 
@@ -212,6 +211,9 @@ def mistake_one_batch_over_and_over():
         def train(self, batch):
             return super().train(self.batches[0])
 
+        def stack_alone(self, batch):
+            return super().stack_alone(self.stack_batches[0])
+
     return language_model(network=SameBatch), "unrolled"
 
 
@@ -238,20 +240,20 @@ def mistake_registered_gradient_of_the_fused_op():
 
 
 EVERYTHING = {"outputs", "loss", "gradients", "update"}
-WRONG_NETWORK = ({"outputs", "loss"}, EVERYTHING)
-# mistake: the proofs that (forward, train) fail; an empty set: this mode is right, and has to pass
+WRONG_STACK = ({"outputs", "loss"}, EVERYTHING, {"outputs", "loss", "gradients"})
+# mistake: the proofs that (forward, train, stack) fail; an empty set: this mode is right, and has to pass
 MISTAKES = {
-    mistake_gates_i_and_f_swapped: WRONG_NETWORK,
-    mistake_time_major_outputs_against_batch_major_labels: WRONG_NETWORK,
-    mistake_training_that_runs_forward_only: (set(), {"gradients", "update", "loss"}),
-    mistake_state_of_one_layer_fed_to_the_next: WRONG_NETWORK,
-    mistake_learning_rate_of_one: (set(), {"update", "loss"}),
-    mistake_another_optimizer: (set(), {"gradients", "update", "loss"}),
-    mistake_state_never_updated: WRONG_NETWORK,
-    mistake_no_gradient_through_the_stack: (set(), {"gradients", "update", "loss"}),
-    mistake_no_gradient_through_time: (set(), {"gradients", "update", "loss"}),
-    mistake_one_batch_over_and_over: ({"loss"}, {"update", "loss"}),
-    mistake_registered_gradient_of_the_fused_op: (set(), {"gradients", "update", "loss"}),
+    mistake_gates_i_and_f_swapped: WRONG_STACK,
+    mistake_time_major_outputs_against_batch_major_labels: ({"outputs", "loss"}, EVERYTHING, set()),
+    mistake_training_that_runs_forward_only: (set(), {"gradients", "update", "loss"}, set()),
+    mistake_state_of_one_layer_fed_to_the_next: WRONG_STACK,
+    mistake_learning_rate_of_one: (set(), {"update", "loss"}, set()),
+    mistake_another_optimizer: (set(), {"gradients", "update", "loss"}, set()),
+    mistake_state_never_updated: WRONG_STACK,
+    mistake_no_gradient_through_the_stack: (set(), {"gradients", "update", "loss"}, {"gradients"}),
+    mistake_no_gradient_through_time: (set(), {"gradients", "update", "loss"}, {"gradients"}),
+    mistake_one_batch_over_and_over: ({"loss"}, {"update", "loss"}, {"loss"}),
+    mistake_registered_gradient_of_the_fused_op: (set(), {"gradients", "update", "loss"}, {"gradients"}),
 }
 
 

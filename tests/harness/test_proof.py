@@ -61,6 +61,9 @@ REFERENCE = {
     "updates": tensors(3, 1e-3),
     "losses": LOSSES,
     "forward_losses": LOSSES[::-1],
+    "stack_outputs": {"hidden": operands()[0] @ operands()[1][:, ::2], "loss": 0.5},
+    "stack_gradients": tensors(5, 0.1),
+    "stack_losses": np.full(CURVE_STEPS, 0.5),
 }  # fmt: skip
 
 
@@ -75,6 +78,9 @@ class FakeRow:
         self.updates = dict(REFERENCE["updates"])
         self.losses = LOSSES.astype(np.float32)
         self.forward = LOSSES[::-1].astype(np.float32)
+        hidden = {"hidden": self.shown["hidden"].copy()}
+        self.alone = hidden | {name: array.astype(np.float32) for name, array in REFERENCE["stack_gradients"].items()}
+        self.alone_losses = np.full(CURVE_STEPS, 0.5, np.float32)
         self.one_mean = False  # as `fit` reports it
         self.blocks = [self.losses, self.losses]
         self.dropout = False
@@ -96,6 +102,9 @@ class FakeRow:
         assert self.steps == 1, "gradients are read after exactly one step since restore"
         return self.gradients
 
+    def stack_results(self):
+        return self.alone
+
     def unproven(self):
         return self.difference
 
@@ -109,6 +118,7 @@ def prove(row: FakeRow, precision: str = "fp32") -> dict:
     proof = Proof(precision)
     proof.outputs(row.outputs(), REFERENCE["outputs"])
     proof.losses("the forward passes", row.forward, REFERENCE["forward_losses"])
+    proof.stack(row, row.alone_losses, REFERENCE)
     proof.training(row, REFERENCE)
     proof.callable(row.unproven())
     proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
@@ -140,6 +150,10 @@ MISTAKES = {
     "a forward loss": ("losses", ["loss"], lambda r: r.forward.put(4, 2.5)),
     "a NaN forward loss": ("losses", ["loss"], lambda r: r.forward.put(5, math.nan)),
     "no forward losses": ("losses", ["loss"], lambda r: setattr(r, "forward", r.forward[:0])),
+    "the stack's outputs off": ("stack", ["outputs"], lambda r: r.alone["hidden"].put(7, 1.0)),
+    "no outputs of the stack": ("stack", ["outputs"], lambda r: r.alone.pop("hidden")),
+    "a gradient of the stack missing": ("stack", ["gradients"], lambda r: r.alone.pop("dense_0/bias")),
+    "a loss of the stack": ("stack", ["loss"], lambda r: r.alone_losses.put(4, 0.6)),
     "a gradient missing": ("training", ["gradients"], lambda r: r.gradients.pop("dense_0/bias")),
     "a gradient zero": ("training", ["gradients"], lambda r: r.gradients.update({"dense_0/bias": np.zeros(11)})),
     "gates swapped": (

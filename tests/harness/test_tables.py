@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import building, records, schema, tables
+from harness import building, provenance, records, schema, tables
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -124,6 +124,28 @@ def test_rows_stand_in_layout_order_with_their_figures(tmp_path):
     assert rows[1]["proof"] == "proven, errors ≤ 3.4e-02"
     assert "Median of 4 blocks in 2 processes, range in brackets." in text
     assert "Not run: `keras`, `torch_lstm`." in text
+
+
+def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
+    columns = [["words/s", "throughput.value", ",.0f"], ["against peer", "throughput.value", "speedup:fastest peer"]]
+    layout = {**LAYOUT, "ours": ["keras_cudnn"], "tables": [{**LAYOUT["tables"][0], "columns": columns}]}
+    layout |= {"footnotes": [], "headline": {"table": 0, "columns": ["against peer"]}}
+    failed = make("torch_lstm", status="failed", reason="x", throughput={"value": 1e9, "unit": "words/s"})
+    rows = [make("while_loop", 20.0), make("keras", 10.0), make("keras_cudnn", 4.0), failed]
+    text = page_of(tmp_path / "run", *rows, layout=layout)
+    against = {row["row"]: row["against peer"] for row in lines_of(text, "Speed")}
+    assert list(against.values()) == ["0.50x", "1.00x", "2.50x", "-", "-"]  # torch_lstm has failed, 2 GPUs never ran
+    alone = page_of(tmp_path / "alone", make("keras_cudnn", 4.0), layout=layout)
+    assert lines_of(alone, "Speed")[0]["against peer"] == "-", "nothing but ours to compare with"
+
+
+def test_published_figure_that_a_note_contradicts_is_not_drawn(tmp_path):
+    spec, record = LAYOUT["tables"][0], make("keras_cudnn", published={"P40": 32000})
+    group, notes = building.group_of(record), building.Notes()
+    explained = building.build(LAYOUT, 0, group, [record], notes).bars[0]
+    plain = building.build({**LAYOUT, "footnotes": []}, 0, group, [record], notes).bars[0]
+    assert spec["plot_published"] == {"P40": "published.P40"}
+    assert (explained.published, plain.published) == ([], [("P40", 32000)])
 
 
 def test_rows_without_figures_keep_their_place_and_their_reason(tmp_path):
@@ -250,6 +272,16 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train gpu`" in text
     same = page_of(tmp_path / "same", make(), make("keras_cudnn", environment={"cudnn": None, "date": "2026-02-01"}))
     assert "Not one" not in same and "2026-01-31 to 2026-02-01" in same
+
+
+def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another(tmp_path):
+    peer = {"tensorflow": None, "keras": None, "torch": "2.10.0+cu128"}
+    text = page_of(tmp_path / "same", make(), make("torch_lstm", environment=peer))
+    assert "Software: TensorFlow 2.21.0, Keras 3.15.1, PyTorch 2.10.0+cu128" in text and "Not one" not in text
+    assert "Keras 3.15.1, PyTorch 2.10.0+cu128, 2026-01-31" in provenance.machine_line([make(environment=peer), make()])
+    text = page_of(tmp_path / "other", make(), make("torch_lstm", environment={**peer, "cudnn": "9.10.2"}))
+    assert "cuDNN (as loaded) 9.19.0; but 9.10.2 in `torch_lstm train gpu`" in text
+    assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
 
 
 def test_throttled_clocks_are_said(tmp_path):

@@ -34,16 +34,17 @@ def time_major(array):
     return np.swapaxes(array, 0, 1)
 
 
-def language_model(precision="fp32", ptb=False, network=LanguageModel):
+def language_model(precision="fp32", ptb=False, network=LanguageModel, compile_rest=False):
     """The row's model as tests/cases.py builds it, without cuDNN."""
     start, dtype = cases.language_model_start(), {"fp32": "float32", "fp16": "float16"}[precision]
     if not ptb:
         stack = CudnnStack(start[0], cases.LAYERS, dtype, use_cudnn=False)
-        return network(stack, *start, keras.optimizers.Adam(1e-3), loss_scale=cases.LOSS_SCALE)
+        adam = keras.optimizers.Adam(1e-3)
+        return network(stack, *start, adam, loss_scale=cases.LOSS_SCALE, compile_rest=compile_rest)
     stack = CudnnStack(start[0], cases.LAYERS, dtype, dropout=0.5, use_cudnn=False)
     return network(
         stack, *start, keras.optimizers.SGD(1.0), loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time",
-        clip_norm=cases.CLIP_NORM, keep_prob=0.5, carry_states=True,
+        clip_norm=cases.CLIP_NORM, keep_prob=0.5, carry_states=True, compile_rest=compile_rest,
     )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def test_outputs_states_and_all_gradients_match_the_reference(dtype):
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])
 def test_row_passes_its_proof(ptb, tensorflow_runtime):
     trial, reference = language_model(ptb=ptb), cases.language_model_reference(ptb)
-    for mode in ("train", "forward"):
+    for mode in ("train", "forward", "stack"):
         proof = cases.prove(trial, mode, "fp32", reference, WITHOUT_CUDNN, tensorflow_runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
@@ -84,6 +85,17 @@ def test_float16_row_passes_its_proof(tensorflow_runtime):
         language_model("fp16"), "train", "fp16", cases.language_model_reference(), WITHOUT_CUDNN, tensorflow_runtime
     )
     assert proof.record()["ok"], proof.record()["reason"]
+
+
+@pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_row_with_the_rest_under_xla_passes_its_proof(precision, ptb, tensorflow_runtime):
+    trial, reference = language_model(precision, ptb, compile_rest=True), cases.language_model_reference(ptb)
+    clusters = {"train": 2, "forward": 1}  # dense layer with loss, and the update; the backward pass may be a third
+    for mode, least in clusters.items():
+        kernel = WITHOUT_CUDNN._replace(rest_ops={"xla": (least, 3)}, not_ops="CudnnRNN.*|SparseSoftmax.*|Apply.*")
+        proof = cases.prove(trial, mode, precision, reference, kernel, tensorflow_runtime)
+        assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
 def test_what_runs_without_cudnn_is_not_what_the_row_names(tensorflow_runtime):
@@ -131,8 +143,8 @@ class NeverUpdates(LanguageModel):
     def _train_step(self, tokens, targets, states, stack_dropout=True):
         if not stack_dropout:
             return super()._train_step(tokens, targets, states, stack_dropout)
-        _, logits, finals = self._network(tokens, states, training=True)
-        return self._loss(logits, targets), finals
+        _, hidden, finals = self._network(tokens, states, training=True)
+        return self._head(hidden, targets, self.kernel.value, self.bias.value)[1], finals
 
 
 class OtherTargets(LanguageModel):

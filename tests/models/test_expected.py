@@ -30,7 +30,8 @@ def test_as_many_steps_as_the_proof_asks_for():
 @pytest.mark.parametrize("ptb", [False, True])
 def test_language_model_has_all_that_the_proof_compares(ptb):
     found = language_model(ptb)
-    assert set(found) == {"outputs", "forward_losses", "losses", "gradients", "updates"}
+    of_stack = {"stack_outputs", "stack_gradients", "stack_losses"}
+    assert set(found) == {"outputs", "forward_losses", "losses", "gradients", "updates"} | of_stack
     outputs = {name: np.shape(array) for name, array in found["outputs"].items()}
     shown = (expected.SHOWN, TIME, VOCABULARY)
     assert outputs == {"loss": (), "hidden": (BATCH, TIME, UNITS), "logits": shown}
@@ -43,6 +44,26 @@ def test_language_model_has_all_that_the_proof_compares(ptb):
     network = reference_networks.LanguageModel("sum_over_time" if ptb else "mean")
     last = network.forward(WEIGHTS, *BATCHES[(expected.STEPS - 1) % len(BATCHES)], STATES)
     assert found["forward_losses"][-1] == last.loss  # states are not carried between forward passes
+
+
+def test_gradients_of_the_stack_alone_match_finite_differences():
+    inputs = [WEIGHTS["embedding"][tokens].astype(np.float64) for tokens, _ in BATCHES]
+    found = language_model(ptb=False)
+    assert [found["stack_losses"][k] for k in (0, 1)] == [
+        expected.stack(WEIGHTS, STATES, inputs[k : k + 1])["stack_losses"][0] for k in (0, 1)
+    ]
+    gradients = found["stack_gradients"]
+    assert set(gradients) == {"inputs", *(name for name in WEIGHTS if name.startswith("lstm"))}
+    weighting, rng, step = expected.upstream((BATCH, TIME, UNITS)), np.random.default_rng(7), 1e-6
+    for name in gradients:
+        direction = rng.normal(size=gradients[name].shape)
+        along = []
+        for sign in (1, -1):
+            change = sign * step * direction
+            moved = {n: a.astype(np.float64) + (change if n == name else 0) for n, a in WEIGHTS.items()}
+            x = inputs[0] + (change if name == "inputs" else 0)
+            along.append(np.sum(expected.stack(moved, STATES, [x])["stack_outputs"]["hidden"] * weighting))
+        np.testing.assert_allclose(np.sum(gradients[name] * direction), (along[0] - along[1]) / (2 * step), rtol=1e-7)
 
 
 def test_gradients_are_those_after_clipping():

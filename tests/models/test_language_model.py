@@ -56,7 +56,7 @@ ROWS = [name for name, made in stacks.IMPLEMENTATIONS.items() if not made.needs_
 @pytest.mark.parametrize("row", ROWS)
 def test_row_passes_its_proof(row, ptb, tensorflow_runtime):
     trial, reference = cases.language_model(row, "fp32", ptb), cases.language_model_reference(ptb)
-    for mode in ("train", "forward"):
+    for mode in ("train", "forward", "stack"):
         proof = cases.prove(trial, mode, "fp32", reference, cases.kernel_of(row), tensorflow_runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
