@@ -61,7 +61,7 @@ WAYS = {  # row → (what it is, padded to the longest sentence of all, the stac
 def evidence(c):
     """CudnnLSTM: one cuDNN call on a GPU; on a CPU the loops that stand for it."""
     if c.DEVICE == "gpu":
-        return stacks.evidence(stacks.IMPLEMENTATIONS["cudnn_stack"], c.NUM_LAYERS, 1)
+        return stacks.IMPLEMENTATIONS["cudnn_stack"].evidence(c.NUM_LAYERS, 1, c.DEVICE)
     return {"ops": {f"loop:{stacks.MATMUL}": c.NUM_LAYERS}, "not_ops": stacks.CUDNN_OP}
 
 

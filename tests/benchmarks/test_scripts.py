@@ -94,12 +94,21 @@ def test_help_names_every_constant_of_the_header_and_every_flag(name):
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
+TORCH = [
+    "torch_cells",
+    "torch_jit",
+    "torch_static",
+    "torch_static_jit",
+    "torch_lstm",
+    "torch_lstm_graph",
+    "torch_compile",
+]
 ROWS = {
     "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
-    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack"],
+    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", *TORCH],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
-                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack"],
+                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", *TORCH],
     "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
 }  # fmt: skip
 
@@ -112,7 +121,8 @@ def test_rows_are_those_asked_for_and_each_says_what_must_be_seen_running(name, 
     for row, made in table.items():
         kernel = Kernel(**made.evidence(SimpleNamespace(**constants(name, device=device))))
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
-        assert made.needs_gpu == ("cudnn" in row)
+        assert made.needs_gpu == ("cudnn" in row or row == "torch_lstm_graph")
+        assert made.framework == ("torch" if row.startswith("torch") else "tensorflow")
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])
@@ -134,9 +144,11 @@ def test_published_figures_of_mnist():
 
 
 def test_published_figures_of_ptb():
-    speed = {row: tuple(figures.values()) for row, figures in PUBLISHED["ptb"]["speed"].items()}
+    speed = {row: tuple(figures.values()) for row, figures in PUBLISHED["ptb"]["speed"]["large"].items()}
     assert speed == {"while_loop": (15000, 1.0), "static_graph": (17000, 1.1), "cudnn_stack": (32000, 2.1),
                      "two_gpus": (25000, 1.7)}  # fmt: skip
+    other = PUBLISHED["ptb"]["speed"]["word_language_model"]
+    assert other == {"torch_lstm": {"P40 (ms per batch)": 100}, "cudnn_stack": {"P40 (ms per batch)": 120}}
     assert PUBLISHED["ptb"]["test_perplexity"] == {"small": 115.91, "medium": 82.07, "large": 78.29}
 
 
@@ -165,7 +177,8 @@ def test_stacked_lm_figures_that_contradict_each_other_are_the_ones_with_a_footn
 
 CASES = [("mnist", (), "fit", "keras", 2 * 2), ("ptb", (), "train", "while_loop", 2),
          ("ptb", ("--train", "--config=small"), "fit", "keras_cudnn", 1), ("stacked_lm", (), "forward", "eager", 3),
-         ("stacked_lm", ("--config=published",), "train", "keras_cudnn", 3)]  # fmt: skip
+         ("stacked_lm", ("--config=published",), "train", "keras_cudnn", 3),
+         ("ptb", ("--config=word_language_model",), "train", "torch_lstm", 1)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "arguments", "mode", "row", "count"), CASES)
@@ -205,8 +218,10 @@ def test_layout_is_one_that_tables_are_drawn_from(name, tmp_path):
     assert {table["mode"] for table in layout["tables"]} == modes
     for note in layout["footnotes"]:
         if isinstance(note, dict):
-            assert note["row"] in rows and note["device"] in ("gpu", "cpu")
-            assert all(note["column"] in headings(t) for t in layout["tables"] if t["mode"] == note["mode"])
+            assert note["row"] in rows and note.get("device", "gpu") in ("gpu", "cpu")
+            assert all(
+                note["column"] in headings(t) for t in layout["tables"] if t["mode"] == note.get("mode", "train")
+            )
     for extra in layout.get("extra_rows", []):
         assert extra["row"] not in rows and extra["table"] in range(len(layout["tables"]))
 
@@ -219,7 +234,8 @@ def test_every_published_figure_has_a_row_and_a_column(name):
     extra = script.LAYOUT.get("extra_rows", [])
     shown = {row for row in script.ROWS_TABLE} | {row["row"] for row in extra}
     figures = {}
-    for arguments, device in itertools.product([(), ("--config=small", "--train")], ["gpu", "cpu"]):
+    settings = [(), ("--config=small", "--train"), ("--config=word_language_model",)]
+    for arguments, device in itertools.product(settings, ["gpu", "cpu"]):
         if name != "ptb" and arguments:
             continue
         resolved = constants(name, *arguments, device=device)
@@ -228,7 +244,7 @@ def test_every_published_figure_has_a_row_and_a_column(name):
     for row in extra:
         figures |= row.get("published", {})
     assert set(figures) == columns
-    named = {"mnist": PUBLISHED["mnist"], "ptb": PUBLISHED["ptb"]["speed"], "synthetic": {}, "ptb_sentences": {},
+    named = {"mnist": PUBLISHED["mnist"], "ptb": PUBLISHED["ptb"]["speed"]["large"], "synthetic": {}, "ptb_sentences": {},
              "stacked_lm": {row for rows in PUBLISHED["stacked_lm"].values() for row in rows}}[name]  # fmt: skip
     assert {"while_loop, 2 GPUs" if row == "two_gpus" else row for row in named} <= shown
 

@@ -1,0 +1,133 @@
+"""Every PyTorch row on an NVIDIA GPU: it computes what the reference does, in the precision and by the kernels that it names."""
+
+import numpy as np
+import pytest
+
+from harness import machine
+from harness.proof import Proof
+from models import stacks, weights
+from tests import cases, torch_cases
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+ROWS = list(stacks.TORCH_IMPLEMENTATIONS)
+CAPTURED = [row for row, made in stacks.TORCH_IMPLEMENTATIONS.items() if made.captured]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu():
+    if not machine.gpu_count() or not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU and a build of PyTorch for it")
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_fp16_reduced_precision_reduction
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_fp16_reduced_precision_reduction = before
+
+
+def model(row: str, precision: str, ptb: bool = False, **options):
+    return torch_cases.language_model(row, precision, ptb, device="cuda:0", **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("row", ROWS)
+def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
+    runtime = torch_cases.make_runtime("gpu", precision)
+    trial = model(row, precision)
+    for mode in ("train", "forward", "stack"):
+        trial.train(trial.batches[0])  # TorchScript and torch.compile build their kernels here
+        proof = cases.prove(
+            trial, mode, precision, cases.language_model_reference(), torch_cases.kernel_of(row, "gpu"), runtime
+        )
+        assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("row", ROWS)
+def test_ptb_row_computes_what_the_reference_does(row, precision):
+    runtime = torch_cases.make_runtime("gpu", precision)
+    trial = model(row, precision, ptb=True)
+    trial.train(trial.batches[0])
+    reference, kernel = cases.language_model_reference(ptb=True), torch_cases.kernel_of(row, "gpu")
+    proof = cases.prove(trial, "train", precision, reference, kernel, runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+@pytest.mark.parametrize(("label", "executed_in", "caught"), [
+    ("tf32", "fp32", "precision"), ("fp32", "tf32", "outputs"), ("fp16", "tf32", "precision"), ("tf32", "fp16", "precision"),
+])  # fmt: skip
+@pytest.mark.parametrize("row", ["torch_cells", "torch_lstm", *CAPTURED])
+def test_precision_mistaken_for_another_fails(row, label, executed_in, caught):
+    torch_cases.make_runtime("gpu", executed_in)
+    proof = Proof(label)
+    proof.outputs(model(row, executed_in).outputs(), cases.language_model_reference()["outputs"])
+    assert caught in proof.record()["failed"]
+
+
+@pytest.mark.parametrize("row", CAPTURED)
+def test_graph_follows_the_same_step_run_op_by_op_over_restores(row):
+    torch_cases.make_runtime("gpu", "fp32")
+    captured, eager = model(row, "fp32", ptb=True, keep_prob=1.0), model("torch_lstm", "fp32", ptb=True, keep_prob=1.0)
+    wanted = eager.train_steps(12)
+    for _ in range(3):
+        np.testing.assert_allclose(captured.train_steps(12), wanted, rtol=1e-4)
+        for given, state in zip(captured.states, eager.states, strict=True):
+            np.testing.assert_allclose(given.cpu(), state.cpu(), rtol=0, atol=1e-3)
+        captured.forward_losses(2)
+        captured.restore()
+
+
+def test_batch_whose_embedding_gradient_is_sorted_is_captured():
+    """Over 3072 tokens PyTorch sorts them, by library calls that have waited for the device in older versions."""
+    torch_cases.make_runtime("gpu", "fp32")
+    start, batch_size = cases.language_model_start()[0], 400
+    states = weights.random_states(cases.LAYERS, batch_size, cases.UNITS, seed=2)
+    tokens = np.random.default_rng(5).integers(0, cases.VOCABULARY, (3, 2, batch_size, cases.STEPS))
+    losses = [
+        stacks.TORCH_IMPLEMENTATIONS[row]
+        .language_model(
+            start, states, [tuple(pair) for pair in tokens], ("Adam", 1e-3), precision="fp32", device="cuda:0"
+        )
+        .train_steps(3)
+        for row in ("torch_lstm", "torch_lstm_graph")
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row", CAPTURED)
+def test_rate_that_falls_reaches_the_captured_optimizer(row):
+    torch_cases.make_runtime("gpu", "fp32")
+    captured, eager = (model(name, "fp32", ptb=True, keep_prob=1.0) for name in (row, "torch_lstm"))
+    for rate in (1.0, 0.5, 0.25):
+        given, wanted = (trial.train_epoch(trial.batches, rate) for trial in (captured, eager))
+        assert given == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("row", CAPTURED)
+def test_replayed_dropout_draws_new_masks(row):
+    torch_cases.make_runtime("gpu", "fp32")
+    trial = model(row, "fp32", ptb=True, carry_states=False)
+    losses = set()
+    for _ in range(4):
+        trial.restore()
+        losses.add(trial.train(trial.batches[0]).item())
+    assert len(losses) == 4
+
+
+@pytest.mark.parametrize("row", CAPTURED)
+def test_timed_step_waits_for_nothing(row):
+    torch_cases.make_runtime("gpu", "fp32")
+    trial = model(row, "fp32", ptb=True)
+    trial.train(trial.batches[0]), trial.forward(trial.batches[0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trial.train(trial.batches[1]), trial.forward(trial.batches[1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_weights_of_nn_lstm_stay_one_chunk_over_float16_steps(recwarn):
+    torch_cases.make_runtime("gpu", "fp16")
+    trial = model("torch_lstm", "fp16")
+    trial.train_steps(3)
+    assert not [w for w in recwarn if "contiguous chunk" in str(w.message)]

@@ -1,0 +1,34 @@
+"""Small cases of the PyTorch rows, for any device; the proof that they go through is tests.cases.prove."""
+
+from harness.proof import Kernel
+from harness.torch_runtime import TorchRuntime
+from models import stacks
+from tests import cases
+
+
+def make_runtime(device: str, precision: str) -> TorchRuntime:
+    """A runtime for all that runs from now on."""
+    import torch
+
+    return TorchRuntime(device, precision, torch.get_num_threads())
+
+
+def language_model(row: str, precision: str, ptb: bool = False, device: str = "cpu", **options):
+    """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout, as in tests.cases."""
+    import torch
+
+    torch.compiler.reset()  # a function is compiled a few times only, whatever model calls it
+    made, start = stacks.TORCH_IMPLEMENTATIONS[row], cases.language_model_start()
+    settings, optimizer = {"loss_scale": cases.LOSS_SCALE}, ("Adam", 1e-3)
+    if ptb:
+        optimizer = ("SGD", 1.0)
+        settings = dict(
+            loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time", clip_norm=cases.CLIP_NORM,
+            keep_prob=0.5, carry_states=True,
+        )  # fmt: skip
+    return made.language_model(*start, optimizer, precision=precision, device=device, **settings | options)
+
+
+def kernel_of(row: str, device: str) -> Kernel:
+    """What the row's name promises to run on "cpu" or "gpu"."""
+    return Kernel(**stacks.TORCH_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, device))
