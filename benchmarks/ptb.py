@@ -69,7 +69,8 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # fmt: on
 
 TENSORFLOW = ("while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack")
-IMPLEMENTATIONS = {name: stacks.IMPLEMENTATIONS[name] for name in TENSORFLOW} | stacks.TORCH_IMPLEMENTATIONS
+IMPLEMENTATIONS = {name: stacks.IMPLEMENTATIONS[name] for name in TENSORFLOW}
+IMPLEMENTATIONS |= stacks.TORCH_IMPLEMENTATIONS | stacks.JAX_IMPLEMENTATIONS
 ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
 

@@ -48,7 +48,7 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-IMPLEMENTATIONS = stacks.IMPLEMENTATIONS | stacks.TORCH_IMPLEMENTATIONS
+IMPLEMENTATIONS = stacks.IMPLEMENTATIONS | stacks.TORCH_IMPLEMENTATIONS | stacks.JAX_IMPLEMENTATIONS
 ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stacked_lm"]
 

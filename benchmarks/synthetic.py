@@ -91,40 +91,32 @@ def reference(c, sequences):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, train it once, test it with training=False."""
-    import keras
-
+    from harness.clocks import EpochClock
     from models import weights
-    from models.classifier import ClassifierTrial, build_classifier
 
-    keras.utils.set_random_seed(c.SEED)
-    sequences, made = measurement.data, stacks.FIT_IMPLEMENTATIONS[row]
+    sequences = measurement.data
     shapes, large, _, batches = start(c, sequences)
-    model = build_classifier(
-        (c.TIME_STEPS, 2), c.UNITS, c.NUM_LAYERS, 2, lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
-        use_cudnn=made.use_cudnn, jit_compile=made.jit_compile, bidirectional=c.BIDIRECTIONAL,
-        precision=measurement.precision, loss_scale=c.LOSS_SCALE,
-        optimizer=keras.optimizers.Adam(c.LEARNING_RATE), seed=c.SEED,
+    trial = stacks.FIT_IMPLEMENTATIONS[row].classifier(
+        large, *batches, c.BATCH_SIZE, ("Adam", c.LEARNING_RATE, 0.0), lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
+        precision=measurement.precision, loss_scale=c.LOSS_SCALE, seed=c.SEED,
     )  # fmt: skip
-    trial = ClassifierTrial(model, large, *batches, c.BATCH_SIZE)
-
     count = len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE  # a smaller last batch would be another traced step
     x, y = sequences.x_train[:count], sequences.y_train[:count]
 
-    def train(callback):
+    def train(clock):
         trial.load(weights.keras_default(shapes, c.SEED))
-        history = model.fit(
-            x, y, batch_size=c.BATCH_SIZE, epochs=c.EPOCHS, callbacks=[callback],
-            validation_data=(sequences.x_valid, sequences.y_valid), verbose=2,
-        ).history  # fmt: skip
-        tested = model.evaluate(sequences.x_test, sequences.y_test, verbose=0, return_dict=True)["accuracy"]
-        return {"losses": history["loss"], "accuracy": {"val_acc": history["val_accuracy"][-1], "test_acc": tested}}
+        result = trial.fit(x, y, c.EPOCHS, (sequences.x_valid, sequences.y_valid), clock)
+        tested = trial.model.evaluate(sequences.x_test, sequences.y_test, verbose=0, return_dict=True)["accuracy"]
+        return {**result, "accuracy": {"val_acc": result["accuracy"]["val_acc"], "test_acc": tested}}
+
+    def train_on(batches):
+        trial.fit(x[: batches * c.BATCH_SIZE], y[: batches * c.BATCH_SIZE], 1, None, EpochClock())
 
     directions = 1 + c.BIDIRECTIONAL
     flops = 3 * stacks.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
     return measurement.fit(
-        trial, train, lambda batches: model.fit(x[: batches * c.BATCH_SIZE], y[: batches * c.BATCH_SIZE],
-                                                batch_size=c.BATCH_SIZE, verbose=0),
-        batches_per_epoch=-(-len(x) // c.BATCH_SIZE), batch_size=c.BATCH_SIZE, flops=flops, unit="sequences/s",
+        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=flops,
+        unit="sequences/s",
     )  # fmt: skip
 
 

@@ -39,18 +39,24 @@ class Row(NamedTuple):
         evidence: constants → the arguments of harness.proof.Kernel: what has to be seen running.
         needs_gpu: skipped on a CPU.
         framework: one of harness.runtimes.FRAMEWORKS; the row is skipped where it is not installed.
+        precisions: those that the row has; it is skipped in the others.
     """
 
     what: str
     evidence: Callable[[SimpleNamespace], Mapping[str, Any]]
     needs_gpu: bool = False
     framework: str = "tensorflow"
+    precisions: Sequence[str] = schema.PRECISIONS
 
     @classmethod
     def of(cls, made: Any) -> "Row":
         """The row of a stack's implementation: what, needs_gpu, framework, evidence(num_layers, time_steps, device)."""
         return cls(
-            made.what, lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE), made.needs_gpu, made.framework
+            made.what,
+            lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE),
+            made.needs_gpu,
+            made.framework,
+            getattr(made, "precisions", schema.PRECISIONS),
         )
 
 
@@ -193,6 +199,8 @@ class _Parent:
             return "needs an NVIDIA GPU"
         if self.device == "gpu" and not machine.gpu_count():
             return "no NVIDIA GPU found"
+        if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
+            return f"has no {precision}"
         return runtimes.missing(self.benchmark.rows[row].framework)
 
     def _earlier(self, row: str) -> list[dict]:

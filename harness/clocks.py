@@ -92,35 +92,51 @@ def run_for(seconds: float, step: Callable[[Any], Any], batches: Sequence[Any], 
 
 
 class EpochClock:
-    """Seconds of each part of a Keras `fit`: training and validation per epoch, and the whole.
+    """Seconds of each part of a whole training: training and validation per epoch.
 
-    Keras reads its metrics at the end of an epoch's training part, so the device is idle at each of these instants.
+    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle; a Keras `fit` does so
+    through `callback`, whose instants lie behind Keras' own reading of its metrics.
     """
 
     def __init__(self) -> None:
         self.train_s: list[float] = []
         self.validation_s: list[float] = []
-        self._epoch_start = self._validation_start = 0.0
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """An epoch starts."""
+        self._last = time.perf_counter()
+
+    def trained(self) -> None:
+        """Its training has ended; a validation starts, if there is one."""
+        self.train_s.append(self._since_last())
+
+    def validated(self) -> None:
+        """Its validation has ended."""
+        self.validation_s.append(self._since_last())
+
+    def _since_last(self) -> float:
+        before, self._last = self._last, time.perf_counter()
+        return self._last - before
 
     def callback(self):
-        """A keras.callbacks.Callback that feeds this clock: four readings per epoch, none per step."""
+        """A keras.callbacks.Callback that feeds this clock: at most four readings per epoch, none per step."""
         import keras
 
-        clock, now = self, time.perf_counter
+        clock = self
 
         class Feed(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
-                clock._epoch_start = now()
+                clock.begin()
 
             def on_test_begin(self, logs=None):
-                clock._validation_start = now()
-                clock.train_s.append(clock._validation_start - clock._epoch_start)
+                clock.trained()
 
             def on_test_end(self, logs=None):
-                clock.validation_s.append(now() - clock._validation_start)
+                clock.validated()
 
             def on_epoch_end(self, epoch, logs=None):
                 if len(clock.train_s) <= epoch:  # a fit without validation data
-                    clock.train_s.append(now() - clock._epoch_start)
+                    clock.trained()
 
         return Feed()

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 PEERS = "not installed: ./run_all.sh --peers"
 # framework: the packages (of harness.machine.PACKAGES) whose versions concern its own rows alone.
-FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "keras"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
+FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
 
 
 class Runtime(Protocol):

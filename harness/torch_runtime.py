@@ -1,7 +1,9 @@
 """PyTorch as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
 
 import os
+import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -47,7 +49,8 @@ class TorchRuntime:
             )
 
     def seed(self, seed: int) -> None:
-        """Start PyTorch's random numbers anew, on all devices."""
+        """Start PyTorch's random numbers anew, on all devices, and Python's, from which Keras draws its seeds."""
+        random.seed(seed)
         self._torch.manual_seed(seed)
 
     def sync(self) -> None:
@@ -98,6 +101,8 @@ class TorchRuntime:
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
         found = {"torch": str(self._torch.__version__), "cuda": None, "cudnn": None, "notes": []}
+        if "keras" in sys.modules:
+            found["keras"] = sys.modules["keras"].__version__
         if self.device == "gpu":
             cublas, built = cuda_libraries.cublas(), self._torch.version.cuda or ""
             found["cuda"] = f"{cuda_libraries.cuda_runtime()} (cuBLAS {cublas})"

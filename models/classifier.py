@@ -1,4 +1,4 @@
-"""The classifier of MNIST and of the synthetic task: a Keras model, trained by `model.fit`.
+"""The classifier of MNIST and of the synthetic task: a Keras model, trained by `model.fit`, on any of Keras' backends.
 
 sequences [batch, time, features] → LSTM stack → last output → Dense(relu) … → Dense → softmax over the classes
 """
@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from models import layouts
-from models.cudnn_layers import CudnnLSTMLayer
 from models.graph_difference import graph_difference
+from models.stacks import rates_of_stack
 
 POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
 
@@ -71,7 +70,7 @@ def build_classifier(
         lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
         use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto". "stack": no
             keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; it has one
-            dropout rate for all places between its layers.
+            dropout rate for all places between its layers. On TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         precision: "fp32", "tf32" (set in TensorFlow, the same model), "fp16" (mixed_float16) or "fp64".
         loss_scale: static, of fp16; see models/language_model.py.
@@ -79,7 +78,9 @@ def build_classifier(
     policy = POLICIES[precision]
     model = keras.Sequential([keras.Input(input_shape)])
     if use_cudnn == "stack":
-        between, behind = _rates_of_stack(lstm_dropout, num_layers)
+        from models.cudnn_layers import CudnnLSTMLayer  # imports TensorFlow
+
+        between, behind = rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
         model.add(CudnnLSTMLayer(units, num_layers, direction, between, seed=seed, dtype=policy))
         if behind:
@@ -108,16 +109,12 @@ def build_classifier(
     return model
 
 
-def _rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[float, float]:
-    """(rate between the layers, rate behind the last one); ValueError where the former differ."""
-    rates = (*lstm_dropout, *[0.0] * num_layers)[:num_layers]
-    if len(set(rates[:-1])) > 1:
-        raise ValueError(f"lstm_dropout: {list(lstm_dropout)} given, expected one rate between all layers of a stack")
-    return (rates[0] if num_layers > 1 else 0.0), rates[-1]
+def cudnn_stack(model: keras.Model) -> keras.layers.Layer | None:
+    """The CudnnLSTMLayer that is the whole LSTM stack of a model, if it has one."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    from models.cudnn_layers import CudnnLSTMLayer
 
-
-def cudnn_stack(model: keras.Model) -> CudnnLSTMLayer | None:
-    """The layer that is the whole LSTM stack of a model, if it has one."""
     return next((layer for layer in model.layers if isinstance(layer, CudnnLSTMLayer)), None)
 
 
@@ -171,14 +168,15 @@ class ClassifierTrial:
     def __init__(self, model, weights, inputs: np.ndarray, labels: np.ndarray, batch_size: int) -> None:
         self.model, self.batch_size = model, batch_size
         self._weights, self.inputs, self.labels = weights, inputs, labels
-        self.traces = 0  # of the training step: Keras calls `train_step` only to trace it
-        train_step = model.train_step
+        # Of the training step: Keras calls `train_step` only to trace it, but on PyTorch, which traces nothing.
+        self.traces = 0
+        train_step, traced = model.train_step, keras.backend.backend() != "torch"
 
         def counted(*arguments, **keywords):
-            self.traces += 1
+            self.traces += traced
             result = train_step(*arguments, **keywords)
-            if self._stack_rate and not tf.executing_eagerly():
-                self._graphs[self._stack.dropout] = tf.compat.v1.get_default_graph().as_graph_def()
+            if self._stack_rate:
+                self._keep_graph()
             return result
 
         model.train_step = counted
@@ -189,6 +187,31 @@ class ClassifierTrial:
         self._stack = cudnn_stack(model)
         self._stack_rate = self._stack.dropout if self._stack else 0.0
         self._graphs: dict[float, object] = {}  # the last traced step by the stack's rate
+
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock
+    ) -> dict[str, object]:
+        """`model.fit`, from the weights as they are, in an order of its own every epoch.
+
+        Args:
+            validation: (x, y) of the validation after every epoch, or None.
+            clock: harness.clocks.EpochClock.
+
+        Returns:
+            {"losses": of each epoch, "accuracy": {"acc", "val_acc"} of the last one}.
+        """
+        history = self.model.fit(
+            x, y, batch_size=self.batch_size, epochs=epochs, validation_data=validation, callbacks=[clock.callback()],
+            verbose=2,
+        ).history  # fmt: skip
+        names = {"acc": "accuracy", "val_acc": "val_accuracy"}
+        accuracy = {short: history[name][-1] for short, name in names.items() if name in history}
+        return {"losses": history["loss"], "accuracy": accuracy}
+
+    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
+        """Trace before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
+        rest = self.batch_size + len(validation[0]) % self.batch_size
+        self.model.evaluate(*(array[-rest:] for array in validation), batch_size=self.batch_size, verbose=0)
 
     def restore(self) -> None:
         """Weights and optimizer as they were at the start."""
@@ -230,6 +253,12 @@ class ClassifierTrial:
         if not self._stack_rate or not self._stack.uses_cudnn:
             return ""
         return graph_difference(self._graphs[self._stack_rate], self._graphs[0.0])
+
+    def _keep_graph(self) -> None:
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            self._graphs[self._stack.dropout] = tf.compat.v1.get_default_graph().as_graph_def()
 
     def _fit(self, count: int, stack_rate: float) -> np.ndarray:
         if self._stack and self._stack.dropout != stack_rate:

@@ -304,6 +304,8 @@ class TorchLanguageModel:
             torch._foreach_copy_(self._float32_gradients, gradients)
             gradients = self._float32_gradients
             torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+        else:  # of a compiled head they may come transposed in memory, which the fused optimizers refuse
+            gradients = [gradient.contiguous() for gradient in gradients]
         if self.clip_norm is not None:
             # On a CPU PyTorch adds up float32 squares one after the other: of 2 million, the norm of an embedding lost 3e-5.
             wide = torch.float64 if self.device == "cpu" else None

@@ -103,12 +103,13 @@ TORCH = [
     "torch_lstm_graph",
     "torch_compile",
 ]
+JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
-    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
-    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", *TORCH],
+    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", *TORCH, *JAX],
+    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", *TORCH, *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
-                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", *TORCH],
+                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", *TORCH, *JAX],
     "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
 }  # fmt: skip
 
@@ -122,7 +123,7 @@ def test_rows_are_those_asked_for_and_each_says_what_must_be_seen_running(name, 
         kernel = Kernel(**made.evidence(SimpleNamespace(**constants(name, device=device))))
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
         assert made.needs_gpu == ("cudnn" in row or row == "torch_lstm_graph")
-        assert made.framework == ("torch" if row.startswith("torch") else "tensorflow")
+        assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])

@@ -154,6 +154,15 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     assert clock.validation_s == ([4.0] * 3 if validation else [])
 
 
+def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):
+    now = iter([5.0, 45.0, 49.0, 100.0, 130.0, 131.0])
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    clock = clocks.EpochClock()
+    for _ in range(2):
+        clock.begin(), clock.trained(), clock.validated()
+    assert clock.train_s == [40.0, 30.0] and clock.validation_s == [4.0, 1.0]
+
+
 @pytest.mark.parametrize(("batch_s", "size"), [(0.02, 51), (0.2, 6)])
 def test_block_takes_batches_of_different_sizes_equally_often(monkeypatch, batch_s, size):
     found, device = timed(monkeypatch, batch_s, whole_rounds=True)

@@ -1,16 +1,18 @@
 """JAX as a row's process has it: its precision, its threads, when it has synchronised, and what its profile shows."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from harness import machine
 from harness.errors import UserError
-from harness.jax_runtime import _ops_of
+from harness.jax_runtime import JaxRuntime, _ops_of
 from harness.proof import count_of
 from tests import jax_cases
 
@@ -52,7 +54,7 @@ def test_products_are_tf32_under_tf32_alone():
     assert found == {"fp32": "HIGHEST", "tf32": "HIGH", "fp16": "HIGHEST"}
 
 
-def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow():
+def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow(runtime):
     found = in_a_process_of_its_own(
         "import glob, json, os, sys\n"
         "from harness import runtimes\n"
@@ -72,6 +74,12 @@ def test_a_gpu_that_jax_does_not_see_is_told():
         pytest.skip("JAX sees one here")
     with pytest.raises(UserError, match=f"JAX {jax.__version__} does not"):
         jax_cases.make_runtime("gpu", "fp32")
+
+
+def test_a_version_that_cannot_read_profiles_is_told(monkeypatch):
+    monkeypatch.setattr(jax.profiler, "ProfileData", None)
+    with mock.patch.dict(os.environ), pytest.raises(UserError, match="cannot read its own profiles"):
+        JaxRuntime("cpu", "fp32", 1)
 
 
 def test_names_and_memory_of_a_cpu(runtime):

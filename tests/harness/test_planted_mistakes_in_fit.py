@@ -159,10 +159,10 @@ def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(tensorflow_runtime,
     trial = trial_of("keras")
     row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence_of("keras"))
 
-    def train(callback):
+    def train(clock):
         labels = LABELS.astype(dtype)
         history = trial.model.fit(
-            INPUTS, labels, batch_size=BATCH_SIZE, epochs=2, callbacks=[callback], verbose=0
+            INPUTS, labels, batch_size=BATCH_SIZE, epochs=2, callbacks=[clock.callback()], verbose=0
         ).history
         return {"losses": history["loss"], "accuracy": {"acc": history["accuracy"][-1]}}
 

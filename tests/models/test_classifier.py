@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness.proof import Kernel, Proof
+from harness.clocks import EpochClock
+from harness.proof import UPDATE_STEPS, Kernel, Proof
 from models import cudnn_rnn, expected, reference_networks, stacks, weights
 from models.classifier import (
     ClassifierTrial,
@@ -58,7 +59,10 @@ def assert_same(given, wanted):
 # --- the proof ----------------------------------------------------------------------------------------------------------
 
 
-KERNELS = {row: Kernel(**stacks.fit_evidence(stacks.FIT_IMPLEMENTATIONS[row], cases.LAYERS, "cpu")) for row in ROWS}
+KERNELS = {
+    row: Kernel(**stacks.FIT_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
+    for row in ROWS
+}
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
 
 
@@ -130,6 +134,68 @@ def test_proof_trains_without_dropout_and_puts_the_rates_back_without_a_new_grap
     plain.restore()
     assert error(fitted, plain.train_steps(4)) > 1e-3
     assert dropping.model.train_function is function
+
+
+def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
+    trial, test = trial_of(), (INPUTS[:10], LABELS[:10])  # a whole batch and a smaller one
+    trial.warm_up(test), trial.timed_steps(1)
+    trial.load(weights.keras_default(shapes(), seed=4))
+    traces, clock = trial.traces, EpochClock()
+    result = trial.fit(INPUTS, LABELS, 2, test, clock)
+    assert trial.traces == traces == 1
+    assert len(result["losses"]) == len(clock.train_s) == len(clock.validation_s) == 2
+    predicted = trial.model.predict_on_batch(INPUTS[:10]).argmax(axis=1)
+    assert result["accuracy"]["val_acc"] == pytest.approx((predicted == LABELS[:10]).mean(), abs=1e-6)
+    without = trial.fit(INPUTS, LABELS, 1, None, EpochClock())
+    assert set(result["accuracy"]) == {"acc", "val_acc"} and set(without["accuracy"]) == {"acc"}
+    assert "val_loss" in capsys.readouterr().out  # Keras' line per epoch, in the row's log
+
+
+# --- by name ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tensorflow_runtime):
+    start = weights.large_random(shapes(bidirectional), seed=3)
+    trial = stacks.FIT_IMPLEMENTATIONS["keras"].classifier(
+        start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1), dense_dropout=0.3
+    )
+    trial.restore()
+    assert_same(trial.weights(), start)
+    assert [layer.initial_rate for layer in trial.dropouts] == [0.2, 0.1, 0.3]
+    reference = reference_of(bidirectional)
+    assert error(trial.outputs()["logits"], reference["outputs"]["logits"]) < 2e-6
+    trial.train_steps(3)
+    for name, change in reference["updates"].items():
+        assert error(trial.weights()[name] - start[name], change) < 1e-3, name
+
+
+def test_implementation_without_dense_layers_and_with_a_falling_rate(tensorflow_runtime):
+    start = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, 1, (), CLASSES), seed=3)
+    made = stacks.FIT_IMPLEMENTATIONS["keras_xla"]
+    model = made.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.5)).model
+    assert [type(layer).__name__ for layer in model.layers] == ["LSTM", "Dense"] and model.jit_compile
+    schedule = model.optimizer._learning_rate
+    assert [float(schedule(step)) for step in (0, 2)] == pytest.approx([1e-2, 5e-3])
+
+
+def test_rates_of_a_stack_stand_between_its_layers_and_behind_it():
+    assert stacks.rates_of_stack((0.2, 0.1), 2) == (0.2, 0.1)
+    assert stacks.rates_of_stack((0.2, 0.2, 0.1), 3) == (0.2, 0.1)
+    assert stacks.rates_of_stack((0.2,), 2) == (0.2, 0.0) and stacks.rates_of_stack((), 2) == (0.0, 0.0)
+    assert stacks.rates_of_stack((0.2, 0.1), 1) == (0.0, 0.2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_evidence_of_peers_is_that_of_their_language_model_in_as_many_steps(device):
+    one = stacks.TORCH_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device)
+    assert one["ops"] == {"aten::lstm": (1, 1)}
+    assert stacks.PEER_FIT_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device, 3) == one | {
+        "ops": {"aten::lstm": (3, 3)}
+    }
+    one = stacks.JAX_IMPLEMENTATIONS["jax_scan"].evidence(2, 28, device)  # counts of a program, however often it runs
+    for row in ("jax_scan", "keras_jax"):
+        assert stacks.PEER_FIT_IMPLEMENTATIONS[row].evidence(2, 28, device, 3)["ops"] == one["ops"]
 
 
 # --- the model ----------------------------------------------------------------------------------------------------------

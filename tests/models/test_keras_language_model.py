@@ -1,0 +1,39 @@
+"""The Keras model on JAX and on PyTorch, each in a process of its own: Keras has one backend per process."""
+
+import importlib.util
+
+import pytest
+
+from models import stacks
+from tests import jax_cases
+
+ROWS = [
+    pytest.param(row, marks=pytest.mark.skipif(not importlib.util.find_spec(made.framework), reason="not installed"))
+    for row, made in stacks.JAX_IMPLEMENTATIONS.items()
+    if row.startswith("keras") and not made.needs_gpu
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("row", ROWS)
+def test_row_passes_its_proof(row, precision):
+    found = jax_cases.proofs_of(row, "cpu", precision)
+    behaviour = found.pop("behaviour")
+    assert set(found) == {"stacked_lm train", "stacked_lm forward", "stacked_lm stack", "ptb train"}
+    for case, record in found.items():
+        assert record["ok"], f"{case}: {record['reason']}"
+    assert not behaviour["tensorflow"]
+    assert behaviour["dropout_changes_the_loss_by"] > 1e-4
+    assert behaviour["an_epoch_moves_the_weights"] and behaviour["rate_0_leaves_the_weights"]
+    assert all(6 < loss < 8 for loss in behaviour["losses"])  # of 1000 words, untrained: ln 1000 is 6.9
+
+
+def test_another_backend_than_the_rows_is_refused():
+    """This process has Keras on TensorFlow."""
+    import keras
+
+    assert keras.backend.backend() == "tensorflow"
+    from models import keras_language_model
+
+    with pytest.raises(ValueError, match="Keras runs on tensorflow, expected jax"):
+        keras_language_model.language_model(backend="jax")
