@@ -34,8 +34,15 @@ class _Recorder(TorchDispatchMode):
 
 
 def _described(value: object) -> str:
-    leaves = tree_leaves(value)
-    return ", ".join(f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
+    return ", ".join(map(_leaf, tree_leaves(value)))
+
+
+def _leaf(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, torch.UntypedStorage):  # of cuDNN's flat weights; its text would hold an address
+        return f"{value.nbytes()} bytes on {value.device}"
+    return repr(value)
 
 
 def ops_of(step: Callable[[], object]) -> Ops:

@@ -12,6 +12,7 @@ from harness.proof import (
     DROPOUT_SPREAD_LIMIT,
     LIMITS,
     SPREAD_LIMIT,
+    SPREAD_STEPS,
     UPDATE_STEPS,
     Kernel,
     Proof,
@@ -180,6 +181,11 @@ MISTAKES = {
         ["spread"],
         lambda r: setattr(r, "blocks", [np.append(r.losses, 1.9), np.append(r.losses, 1.7)]),
     ),
+    "a block that trains no more": (
+        "timed_losses",
+        ["spread"],
+        lambda r: setattr(r, "blocks", [np.append(r.losses, later) for later in (np.full(30, 1.0), np.full(30, 1.9))]),
+    ),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
     "an op missing": ("what_ran", ["kernel"], lambda r: r.profile["ops"].pop("MatMul")),
     "a forbidden op": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(CudnnRNNV3=1)),
@@ -305,6 +311,16 @@ def test_dropout_lifts_the_curve_and_widens_the_spread_but_not_endlessly():
     assert prove(row)["failed"] == ["spread"]
     row.blocks = [row.losses, np.full(CURVE_STEPS, np.inf)]
     assert "loss" in prove(row)["failed"]
+
+
+def test_blocks_may_part_after_many_steps_but_not_on_average():
+    row, steps = FakeRow(), np.random.default_rng(8).uniform(1, 2, (2, 200))
+    steps[:, : SPREAD_STEPS - CURVE_STEPS] = 1.5
+    row.blocks = [np.append(row.losses, later) for later in steps]
+    assert np.abs(steps[0] / steps[1] - 1).max() > 0.5, "step by step they lie far apart"
+    assert prove(row)["ok"]
+    row.blocks[1] = np.append(row.losses, 2 * steps[0])
+    assert "mean losses" in prove(row)["reason"]
 
 
 def test_infinite_errors_are_recorded_as_null_so_that_the_record_stays_json():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models import layouts, stacks
+from models import layouts, stacks, torch_difference
 from models.torch_cells import PrimitiveCell, UnrolledLSTM
 from tests import cases, torch_cases
 
@@ -147,3 +147,9 @@ def test_every_row_of_a_gpu_is_told_by_what_it_launches():
         kernel = torch_cases.kernel_of(row, "gpu")
         assert ("cudaGraphLaunch" in kernel.ops) == made.captured == (row in ("torch_lstm_graph", "torch_compile"))
         assert "cudaGraphLaunch" not in torch_cases.kernel_of(row, "cpu").ops
+
+
+def test_difference_of_two_steps_sees_sizes_and_no_addresses():
+    """nn.LSTM on a GPU hands cuDNN the storage of its flat weights."""
+    described = [torch_difference._described([torch.zeros(n).untyped_storage(), torch.zeros(n)]) for n in (3, 3, 4)]
+    assert described[0] == described[1] != described[2]
