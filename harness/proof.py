@@ -167,13 +167,15 @@ class Proof:
     def __init__(self, precision: str) -> None:
         self.precision, self.limit = precision, LIMITS[precision]
         self.errors: dict[str, float] = {}
+        self.worst_at: dict[str, str] = {}  # proof: tensor or step of its error
         self.failures: dict[str, str] = {}
         self.kernel: dict[str, Any] = {}
         self.limits: dict[str, float] = self.limit._asdict()
 
     def hold(self, proof: str, error: float, at: str, limit: float) -> None:
         """Keep the worst error of `proof`, and fail it above its limit (a NaN is above every limit)."""
-        self.errors[proof] = max(error, self.errors.get(proof, 0.0))
+        if proof not in self.errors or error > self.errors[proof] or math.isnan(error):
+            self.errors[proof], self.worst_at[proof] = error, at
         if not error <= limit:
             self.failures.setdefault(proof, f"error {error:.2g} in {at}, limit {limit:g}")
 
@@ -272,9 +274,9 @@ class Proof:
         self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
 
     def record(self) -> dict:
-        """The record's `proof`: {ok, outputs_err, gradients_err, update_err, loss_err, limit, kernel, failed, reason}."""
+        """The record's `proof`: {ok, outputs_err, gradients_err, …, worst_at, limit, kernel, failed, reason}."""
         errors = {f"{name}_err": self.errors.get(name) for name in ("outputs", "gradients", "update", "loss", "spread")}
         finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
         reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
-        return {"ok": not self.failures, **finite, "limit": self.limits, "kernel": self.kernel,
+        return {"ok": not self.failures, **finite, "worst_at": self.worst_at, "limit": self.limits, "kernel": self.kernel,
                 "failed": list(self.failures), "reason": "; ".join(reasons)}  # fmt: skip

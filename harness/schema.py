@@ -88,7 +88,7 @@ def _proof(value: Any) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("ok"), bool)
         and all(_number_or_null(value.get(key)) for key in ERRORS)
-        and all(isinstance(value.get(key, {}), dict) for key in ("limit", "kernel"))
+        and all(isinstance(value.get(key, {}), dict) for key in ("limit", "kernel", "worst_at"))
         and _list_of(lambda name: isinstance(name, str))(value.get("failed", []))
     )
 
@@ -243,7 +243,7 @@ def _worst_proof(first: Mapping | None, second: Mapping) -> dict:
     An error that is not finite, or null in a process that failed this very proof, is worse than any number: null.
     """
     both = [proof for proof in (first, second) if proof]
-    worst = {**both[0]}
+    worst = {**both[0], "worst_at": {**both[0].get("worst_at", {})}}
     if both[0].get("ok") and second.get("kernel") and not second.get("ok"):
         worst["kernel"] = second["kernel"]
     failed = dict.fromkeys(name for proof in both for name in proof.get("failed", []))
@@ -255,5 +255,7 @@ def _worst_proof(first: Mapping | None, second: Mapping) -> dict:
         if not all(map(math.isfinite, known)):
             lost, failed[name], reasons[f"{name}: error is not finite"] = True, None, None
         worst[key] = None if lost else max(known, default=None)
+        if len(both) == 2 and second.get(key) == worst[key] and name in second.get("worst_at", {}):
+            worst["worst_at"][name] = second["worst_at"][name]
     worst["ok"] = all(proof.get("ok") is True for proof in both) and not failed
     return {**worst, "failed": list(failed), "reason": "; ".join(reasons)}

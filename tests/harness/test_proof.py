@@ -203,6 +203,8 @@ def test_honest_row_passes_every_check_with_finite_errors_in_its_record():
     assert 0 <= record["update_err"] < 1e-9
     assert 0 < record["loss_err"] < 1e-7
     assert record["spread_err"] == 0
+    assert set(record["worst_at"]) == {"outputs", "gradients", "update", "loss", "spread"}
+    assert record["worst_at"]["update"] in SHAPES
     assert record["limit"]["outputs"] == LIMITS["fp32"].outputs
     assert record["kernel"] == {"ops": {r"_?\w*MatMul": 5}, "kernels": PROFILE["kernels"]}
 

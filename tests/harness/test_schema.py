@@ -132,6 +132,16 @@ def test_the_worst_proof_of_all_processes_counts():
     assert (record["status"], record["proof"]["ok"]) == ("failed", False)
 
 
+def test_the_place_of_the_worst_error_is_that_of_the_process_that_had_it():
+    errors = [(1e-3, "lstm_0/forward/kernel"), (5e-3, "embedding"), (2e-3, "dense_0/bias")]
+    proofs = [{"ok": True, "update_err": error, "worst_at": {"update": name}} for error, name in errors]
+    record = fresh()
+    for proof in proofs:
+        record = schema.merge_process(record, part([10.0], proof=proof))
+    assert (record["proof"]["update_err"], record["proof"]["worst_at"]) == (5e-3, {"update": "embedding"})
+    assert proofs[0]["worst_at"] == {"update": "lstm_0/forward/kernel"}
+
+
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_nan_error_is_worse_than_any_number(order):
     parts = [part([10.0]), part([10.0], proof={"ok": True, "outputs_err": math.nan})]
