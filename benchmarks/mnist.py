@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import benchmark
 from harness.errors import UserError
-from models import stacks
+from models import fit_rows, stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -47,7 +47,7 @@ ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: t
 # ---------------------------------------------------------------------------
 # fmt: on
 
-IMPLEMENTATIONS = stacks.FIT_IMPLEMENTATIONS | stacks.PEER_FIT_IMPLEMENTATIONS
+IMPLEMENTATIONS = fit_rows.FIT_IMPLEMENTATIONS | fit_rows.PEER_FIT_IMPLEMENTATIONS
 TIME_STEPS = 28  # rows of an image
 
 
@@ -59,7 +59,9 @@ def evidence(made, c):
 
 
 ROWS_TABLE = {
-    name: benchmark.Row(made.what, lambda c, made=made: evidence(made, c), made.needs_gpu, made.framework)
+    name: benchmark.Row(
+        made.what, lambda c, made=made: evidence(made, c), made.needs_gpu, made.framework, made.precisions
+    )
     for name, made in IMPLEMENTATIONS.items()
 }
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import benchmark
 from harness.errors import UserError
-from models import stacks
+from models import jax_rows, stacks, torch_rows
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -70,7 +70,7 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 
 TENSORFLOW = ("while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack")
 IMPLEMENTATIONS = {name: stacks.IMPLEMENTATIONS[name] for name in TENSORFLOW}
-IMPLEMENTATIONS |= stacks.TORCH_IMPLEMENTATIONS | stacks.JAX_IMPLEMENTATIONS
+IMPLEMENTATIONS |= torch_rows.TORCH_IMPLEMENTATIONS | jax_rows.JAX_IMPLEMENTATIONS
 ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
 
@@ -200,8 +200,9 @@ LAYOUT = {
     "footnotes": [
         "Published words per second: large config, one NVIDIA Tesla P40, TensorFlow 1.8; 80 to 85 % utilisation, 100 % memory.",
         "Validation with batch 20, test with batch 1; both carry states from the first word to the last.",
-        "cuDNN draws cudnn_stack's dropout masks itself, by a rate that is part of the graph: its proof's steps run a second "
-        "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",
+        "cuDNN draws the dropout masks of cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "
+        "proof's steps run a second graph of the same code, without dropout, which may differ from the timed one in that rate "
+        "alone.",
         "Forward only: logits and loss with training=False. The stack alone starts from the embedded words and from random "
         "gradients by its outputs: no embedding, dropout, softmax or optimizer.",
         "The fastest peer is the fastest proven row of a table that is not this suite's own (cudnn_stack).",

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import benchmark
 from harness.errors import UserError
-from models import stacks
+from models import fit_rows, stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -47,12 +47,12 @@ ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: t
 
 def evidence(made, c):
     """A bidirectional layer runs two LSTMs, a stack in one call whichever it has."""
-    return stacks.fit_evidence(made, c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.DEVICE)
+    return fit_rows.fit_evidence(made, c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.DEVICE)
 
 
 ROWS_TABLE = {
     name: benchmark.Row(made.what, lambda c, made=made: evidence(made, c), made.needs_gpu)
-    for name, made in stacks.FIT_IMPLEMENTATIONS.items()
+    for name, made in fit_rows.FIT_IMPLEMENTATIONS.items()
 }
 
 
@@ -96,7 +96,7 @@ def run_row(row, c, measurement):
 
     sequences = measurement.data
     shapes, large, _, batches = start(c, sequences)
-    trial = stacks.FIT_IMPLEMENTATIONS[row].classifier(
+    trial = fit_rows.FIT_IMPLEMENTATIONS[row].classifier(
         large, *batches, c.BATCH_SIZE, ("Adam", c.LEARNING_RATE, 0.0), lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
         precision=measurement.precision, loss_scale=c.LOSS_SCALE, seed=c.SEED,
     )  # fmt: skip

@@ -62,6 +62,7 @@ class JaxRuntime:
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
         self._marker = jax.jit(sync_marker)
         self._zero = jax.device_put(np.float32(0), self._device)
+        self._resets, self._peak_before = 0, 0
 
     def seed(self, seed: int) -> None:
         """Start Python's and NumPy's random numbers anew, from which Keras draws its seeds; JAX has none of its own."""
@@ -81,14 +82,20 @@ class JaxRuntime:
         return np.array(self._jax.device_get(list(scalars)))
 
     def reset_memory_peak(self) -> None:
-        """Nothing: JAX has no way to let the allocator's peak begin anew."""
+        """Remember the peak so far: JAX has no way to let it begin anew."""
+        if self.device == "gpu":
+            self._peak_before = self._device.memory_stats()["peak_bytes_in_use"] if self._resets else 0
+        self._resets += 1
 
     def memory_peak(self) -> int | None:
-        """Bytes at the allocator's peak since the process began, the proof included; None on a CPU, where JAX keeps no count.
+        """Bytes at the allocator's peak, the proof's included, which runs the steps that are timed.
 
-        The proof runs the steps that are timed, so this is the timed steps' peak unless a mode before them took more.
+        None where that is unknown: after a later reset than the first, when what ran before took as much; and on a CPU.
         """
-        return self._device.memory_stats()["peak_bytes_in_use"] if self.device == "gpu" else None
+        if self.device != "gpu":
+            return None
+        peak = self._device.memory_stats()["peak_bytes_in_use"]
+        return peak if peak > self._peak_before else None
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
         """Run `function` under JAX's profiler and tell what ran.

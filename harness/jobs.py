@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     script_flags = {flag: text for flags in SCRIPT_FLAGS.values() for flag, text in flags.items()}
     found = options.parse(everything, argv, {**OWN_FLAGS, **script_flags})
     if {"peers", "no_install"} <= found.flags:
-        by_hand = "install requirements-peers.txt and requirements-peers-cpu.txt into your Python"
+        by_hand = "install requirements-peers.txt and requirements-peers-cpu.txt (or -cuda.txt, with --no-deps) into it"
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
     chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:

@@ -114,7 +114,7 @@ class Measurement:
             proof.callable(trial.unproven())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
-        kernel = self.kernel._replace(rest_ops={}) if mode == "stack" else self.kernel
+        kernel = self.kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else self.kernel
         proof.what_ran(self.runtime.profile(lambda: step(batches[0])), kernel, self.device)
         return proof
 

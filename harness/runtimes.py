@@ -1,6 +1,7 @@
 """The frameworks that rows run in: which are installed, and each one configured for a row. Imports none of them itself."""
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -71,8 +72,9 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
 
 def missing(framework: str) -> str:
     """Why the rows of a framework cannot run here, or "". Without TensorFlow nothing can: the child's own error says so."""
-    installed = framework == "tensorflow" or importlib.util.find_spec(framework) is not None
-    return "" if installed else PEERS
+    if framework == "tensorflow" or importlib.util.find_spec(framework) is not None:
+        return ""
+    return "needs Python 3.11" if framework == "jax" and sys.version_info < (3, 11) else PEERS
 
 
 def packages_of(framework: str, packages: Mapping[str, str]) -> dict[str, str]:

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from models import layouts
+from models.fit_rows import rates_of_stack
 from models.graph_difference import graph_difference
-from models.stacks import rates_of_stack
 
 POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
 
@@ -72,7 +72,7 @@ def build_classifier(
             keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; it has one
             dropout rate for all places between its layers. On TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
-        precision: "fp32", "tf32" (set in TensorFlow, the same model), "fp16" (mixed_float16) or "fp64".
+        precision: "fp32", "tf32" (set in the framework, the same model), "fp16" (mixed_float16) or "fp64".
         loss_scale: static, of fp16; see models/language_model.py.
     """
     policy = POLICIES[precision]

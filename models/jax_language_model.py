@@ -138,7 +138,7 @@ class JaxLanguageModel:
             return np.array([np.asarray(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
 
     def unproven(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one executable."""
+        """Why the timed step may be another than the proven one: it was traced more than once; "" where it was not."""
         return "" if self._traces == 1 else f"the training step was traced {self._traces} times, expected once"
 
     def without_dropout(self):
@@ -251,7 +251,7 @@ class JaxLanguageModel:
         gradients, (loss, final_states) = jax.grad(scaled_loss, has_aux=True)(parameters)
         gradients = [g * (1.0 / self.loss_scale) for g in gradients]
         if self.clip_norm is not None:
-            norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in gradients))
+            norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))  # no product, which would run in TF32
             gradients = [g * (self.clip_norm / jnp.maximum(norm, self.clip_norm)) for g in gradients]
         parameters, slots = self.optimizer.update(parameters, gradients, slots, learning_rate)
         return loss, final_states, parameters, slots, key

@@ -327,7 +327,8 @@ class CapturedLanguageModel(TorchLanguageModel):
 
     A training graph holds the forward and backward pass, unscaling, clipping, the optimizer and the carrying of states. Before
     each replay the batch is copied into the graph's own inputs, and the rate of this step into the optimizer's. The graphs are
-    captured at the first call. Weights, moments and states are changed in place alone, since a graph knows them by address.
+    captured at the first call, and kept until another kind of step runs. Weights, moments and states are changed in place
+    alone, since a graph knows them by address.
 
     Where the stack's dropout is cuDNN's, its rate is baked into the graph. The proof's steps then replay a second graph,
     captured from the same code, and `unproven` compares the ops of the two.
@@ -368,6 +369,10 @@ class CapturedLanguageModel(TorchLanguageModel):
     def _replay(self, key: tuple, step: Callable[..., list[Tensor]], batch) -> list[Tensor]:
         """Copy the batch in and replay `step(*batch)`; returns the tensors that every replay writes."""
         if key not in self._graphs:
+            if self._graphs:  # each keeps its memory: one at a time, so that a mode's peak is its own
+                if self.device != "cpu":
+                    torch.cuda.synchronize()  # its memory goes to whatever comes next, on any stream
+                self._graphs.clear()
             inputs, written = [torch.clone(tensor) for tensor in batch], []
 
             def function():

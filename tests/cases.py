@@ -9,7 +9,7 @@ import numpy as np
 from harness.measurement import timed_of
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
 from harness.tensorflow_runtime import TensorFlowRuntime
-from models import expected, stacks, weights
+from models import expected, fit_rows, stacks, weights
 from models.reference_networks import SGD, Adam
 
 VOCABULARY, EMBEDDING, UNITS, LAYERS, STEPS, BATCH, BATCHES = 1000, 64, 128, 2, 10, 32, 6
@@ -111,7 +111,7 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
         proof.callable(trial.unproven())
     elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
-    kernel = kernel._replace(rest_ops={}) if mode == "stack" else kernel
+    kernel = kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else kernel
     proof.what_ran(runtime.profile(lambda: step(batches[0])), kernel, runtime.device)
     return proof
 
@@ -143,7 +143,7 @@ def classifier(row: str, precision: str):
 
     from models.classifier import ClassifierTrial, build_classifier
 
-    made = stacks.FIT_IMPLEMENTATIONS[row]
+    made = fit_rows.FIT_IMPLEMENTATIONS[row]
     schedule = keras.optimizers.schedules.InverseTimeDecay(1e-3, 1, 1e-5)
     model = build_classifier(
         (STEPS, FEATURES), CLASSIFIER_UNITS, LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(0.2, 0.1),

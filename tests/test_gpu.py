@@ -6,7 +6,7 @@ import pytest
 
 from harness import clocks, machine
 from harness.proof import Kernel, Proof
-from models import stacks
+from models import fit_rows, stacks
 from tests import cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
@@ -80,14 +80,14 @@ def test_row_that_runs_another_kernel_than_it_names_fails_the_kernel(gpu_runtime
 
 # --- classifiers --------------------------------------------------------------------------------------------------------
 
-FIT_CASES = [(row, precision) for row in stacks.FIT_IMPLEMENTATIONS for precision in ("fp32", "tf32")]
+FIT_CASES = [(row, precision) for row in fit_rows.FIT_IMPLEMENTATIONS for precision in ("fp32", "tf32")]
 
 
 @pytest.mark.parametrize(("row", "precision"), [*FIT_CASES, ("keras_cudnn", "fp16")])
 def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
-    made = stacks.FIT_IMPLEMENTATIONS[row]
-    kernel = Kernel(**stacks.fit_evidence(made, cases.LAYERS, "gpu"))
+    made = fit_rows.FIT_IMPLEMENTATIONS[row]
+    kernel = Kernel(**fit_rows.fit_evidence(made, cases.LAYERS, "gpu"))
     proof = cases.prove_fit(cases.classifier(row, precision), precision, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 

@@ -5,14 +5,14 @@ import pytest
 
 from harness import machine
 from harness.proof import Proof
-from models import stacks, weights
+from models import torch_rows, weights
 from tests import cases, torch_cases
 
 pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
-ROWS = list(stacks.TORCH_IMPLEMENTATIONS)
-CAPTURED = [row for row, made in stacks.TORCH_IMPLEMENTATIONS.items() if made.captured]
+ROWS = list(torch_rows.TORCH_IMPLEMENTATIONS)
+CAPTURED = [row for row, made in torch_rows.TORCH_IMPLEMENTATIONS.items() if made.captured]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,7 +84,7 @@ def test_batch_whose_embedding_gradient_is_sorted_is_captured():
     states = weights.random_states(cases.LAYERS, batch_size, cases.UNITS, seed=2)
     tokens = np.random.default_rng(5).integers(0, cases.VOCABULARY, (3, 2, batch_size, cases.STEPS))
     losses = [
-        stacks.TORCH_IMPLEMENTATIONS[row]
+        torch_rows.TORCH_IMPLEMENTATIONS[row]
         .language_model(
             start, states, [tuple(pair) for pair in tokens], ("Adam", 1e-3), precision="fp32", device="cuda:0"
         )
@@ -118,12 +118,13 @@ def test_replayed_dropout_draws_new_masks(row):
 def test_timed_step_waits_for_nothing(row):
     torch_cases.make_runtime("gpu", "fp32")
     trial = model(row, "fp32", ptb=True)
-    trial.train(trial.batches[0]), trial.forward(trial.batches[0])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        trial.train(trial.batches[1]), trial.forward(trial.batches[1])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    for step in (trial.train, trial.forward):
+        step(trial.batches[0])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(trial.batches[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_weights_of_nn_lstm_stay_one_chunk_over_float16_steps(recwarn):

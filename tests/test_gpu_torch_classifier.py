@@ -6,15 +6,15 @@ import pytest
 from harness import machine
 from harness.clocks import EpochClock
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import stacks
+from models import fit_rows, torch_rows
 from tests import cases, torch_cases
 from tests.models import test_keras_backends
 
 pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
-PEERS = stacks.PEER_FIT_IMPLEMENTATIONS
-ROWS = [row for row, made in PEERS.items() if isinstance(made, stacks.TorchFit)]
+PEERS = fit_rows.PEER_FIT_IMPLEMENTATIONS
+ROWS = [row for row, made in PEERS.items() if isinstance(made, fit_rows.TorchFit)]
 CAPTURED = [row for row in ROWS if PEERS[row].made.captured]
 IN_ONE_PROCESS_EACH = [
     (row, precision)
@@ -113,7 +113,7 @@ def test_fit_is_one_launch_of_a_graph_per_step(row):
     trial.warm_up(test), trial.timed_steps(1)
     traces, clock = trial.traces, EpochClock()
     seen = runtime.profile(lambda: trial.fit(trial.inputs, trial.labels, 2, test, clock))
-    assert seen["ops"][stacks.GRAPH_LAUNCH] == 2 * (cases.BATCHES + 1)
+    assert seen["ops"][torch_rows.GRAPH_LAUNCH] == 2 * (cases.BATCHES + 1)
     assert trial.traces == traces and len(clock.train_s) == len(clock.validation_s) == 2
 
 

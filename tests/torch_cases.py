@@ -2,7 +2,7 @@
 
 from harness.proof import Kernel
 from harness.torch_runtime import TorchRuntime
-from models import stacks
+from models import torch_rows
 from tests import cases
 
 
@@ -18,7 +18,7 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     import torch
 
     torch.compiler.reset()  # a function is compiled a few times only, whatever model calls it
-    made, start = stacks.TORCH_IMPLEMENTATIONS[row], cases.language_model_start()
+    made, start = torch_rows.TORCH_IMPLEMENTATIONS[row], cases.language_model_start()
     settings, optimizer = {"loss_scale": cases.LOSS_SCALE}, ("Adam", 1e-3)
     if ptb:
         optimizer = ("SGD", 1.0)
@@ -31,4 +31,4 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
 
 def kernel_of(row: str, device: str) -> Kernel:
     """What the row's name promises to run on "cpu" or "gpu"."""
-    return Kernel(**stacks.TORCH_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, device))
+    return Kernel(**torch_rows.TORCH_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, device))

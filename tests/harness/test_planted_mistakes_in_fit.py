@@ -7,7 +7,7 @@ import pytest
 
 from harness import measurement
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, stacks, weights
+from models import expected, fit_rows, weights
 from models.reference_networks import Adam
 
 UNITS, NUM_LAYERS, BATCH_SIZE, TIME_STEPS, FEATURES, DENSE, CLASSES = 16, 2, 8, 5, 6, 12, 10
@@ -17,7 +17,7 @@ STATES = weights.zero_states(NUM_LAYERS, BATCH_SIZE, UNITS)
 GENERATOR = np.random.default_rng(1)
 INPUTS = GENERATOR.random((8 * BATCH_SIZE, TIME_STEPS, FEATURES), np.float32)
 LABELS = GENERATOR.integers(0, CLASSES, size=8 * BATCH_SIZE)
-ON_CPU = [name for name, made in stacks.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
+ON_CPU = [name for name, made in fit_rows.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
 
     from models.classifier import ClassifierTrial, build_classifier
 
-    made = stacks.FIT_IMPLEMENTATIONS[row]
+    made = fit_rows.FIT_IMPLEMENTATIONS[row]
     schedule = keras.optimizers.schedules.InverseTimeDecay(LEARNING_RATE, 1, DECAY)
     model = build_classifier(
         (TIME_STEPS, FEATURES), UNITS, NUM_LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(dropout, dropout),
@@ -62,7 +62,7 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
 
 
 def evidence_of(row: str) -> dict:
-    return stacks.fit_evidence(stacks.FIT_IMPLEMENTATIONS[row], NUM_LAYERS, "cpu")
+    return fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS[row], NUM_LAYERS, "cpu")
 
 
 @pytest.mark.parametrize("row", ON_CPU)
@@ -71,7 +71,7 @@ def test_unmodified_fit_is_proven_under_its_own_name_alone(prove, row):
     record = prove(trial, row)
     assert record["ok"], record["reason"]
     assert all(record[f"{name}_err"] > 0 for name in ("outputs", "gradients", "update", "loss"))
-    others = [named for named in stacks.FIT_IMPLEMENTATIONS if evidence_of(named) != evidence_of(row)]
+    others = [named for named in fit_rows.FIT_IMPLEMENTATIONS if evidence_of(named) != evidence_of(row)]
     assert {"keras": "keras_cudnn", "keras_default": "keras_xla"}.get(row, "keras") in others
     for named in others:
         assert prove(trial, named)["failed"] == ["kernel"], f"{row} passes as {named}"

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from harness.clocks import EpochClock
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import cudnn_rnn, expected, reference_networks, stacks, weights
+from models import cudnn_rnn, expected, fit_rows, jax_rows, reference_networks, torch_rows, weights
 from models.classifier import (
     ClassifierTrial,
     Dropout,
@@ -22,7 +22,7 @@ from tests import cases
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 5, 4, 6, 2, (8,), 3, 7
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
-ROWS = [name for name, made in stacks.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
+ROWS = [name for name, made in fit_rows.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
 
 
 def error(a, b):
@@ -60,7 +60,7 @@ def assert_same(given, wanted):
 
 
 KERNELS = {
-    row: Kernel(**stacks.FIT_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
+    row: Kernel(**fit_rows.FIT_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
     for row in ROWS
 }
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
@@ -157,7 +157,7 @@ def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tensorflow_runtime):
     start = weights.large_random(shapes(bidirectional), seed=3)
-    trial = stacks.FIT_IMPLEMENTATIONS["keras"].classifier(
+    trial = fit_rows.FIT_IMPLEMENTATIONS["keras"].classifier(
         start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1), dense_dropout=0.3
     )
     trial.restore()
@@ -172,7 +172,7 @@ def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tens
 
 def test_implementation_without_dense_layers_and_with_a_falling_rate(tensorflow_runtime):
     start = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, 1, (), CLASSES), seed=3)
-    made = stacks.FIT_IMPLEMENTATIONS["keras_xla"]
+    made = fit_rows.FIT_IMPLEMENTATIONS["keras_xla"]
     model = made.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.5)).model
     assert [type(layer).__name__ for layer in model.layers] == ["LSTM", "Dense"] and model.jit_compile
     schedule = model.optimizer._learning_rate
@@ -180,22 +180,22 @@ def test_implementation_without_dense_layers_and_with_a_falling_rate(tensorflow_
 
 
 def test_rates_of_a_stack_stand_between_its_layers_and_behind_it():
-    assert stacks.rates_of_stack((0.2, 0.1), 2) == (0.2, 0.1)
-    assert stacks.rates_of_stack((0.2, 0.2, 0.1), 3) == (0.2, 0.1)
-    assert stacks.rates_of_stack((0.2,), 2) == (0.2, 0.0) and stacks.rates_of_stack((), 2) == (0.0, 0.0)
-    assert stacks.rates_of_stack((0.2, 0.1), 1) == (0.0, 0.2)
+    assert fit_rows.rates_of_stack((0.2, 0.1), 2) == (0.2, 0.1)
+    assert fit_rows.rates_of_stack((0.2, 0.2, 0.1), 3) == (0.2, 0.1)
+    assert fit_rows.rates_of_stack((0.2,), 2) == (0.2, 0.0) and fit_rows.rates_of_stack((), 2) == (0.0, 0.0)
+    assert fit_rows.rates_of_stack((0.2, 0.1), 1) == (0.0, 0.2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_evidence_of_peers_is_that_of_their_language_model_in_as_many_steps(device):
-    one = stacks.TORCH_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device)
+    one = torch_rows.TORCH_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device)
     assert one["ops"] == {"aten::lstm": (1, 1)}
-    assert stacks.PEER_FIT_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device, 3) == one | {
+    assert fit_rows.PEER_FIT_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device, 3) == one | {
         "ops": {"aten::lstm": (3, 3)}
     }
-    one = stacks.JAX_IMPLEMENTATIONS["jax_scan"].evidence(2, 28, device)  # counts of a program, however often it runs
+    one = jax_rows.JAX_IMPLEMENTATIONS["jax_scan"].evidence(2, 28, device)  # counts of a program, however often it runs
     for row in ("jax_scan", "keras_jax"):
-        assert stacks.PEER_FIT_IMPLEMENTATIONS[row].evidence(2, 28, device, 3)["ops"] == one["ops"]
+        assert fit_rows.PEER_FIT_IMPLEMENTATIONS[row].evidence(2, 28, device, 3)["ops"] == one["ops"]
 
 
 # --- the model ----------------------------------------------------------------------------------------------------------

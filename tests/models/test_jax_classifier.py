@@ -5,7 +5,7 @@ import pytest
 
 from harness.clocks import EpochClock
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, reference_networks, stacks, weights
+from models import expected, fit_rows, reference_networks, weights
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
@@ -16,7 +16,7 @@ WEIGHTS = weights.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
-MADE = stacks.PEER_FIT_IMPLEMENTATIONS["jax_scan"]
+MADE = fit_rows.PEER_FIT_IMPLEMENTATIONS["jax_scan"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -134,7 +134,7 @@ def test_kinds_of_dropout_that_a_row_has_not_are_refused():
     with pytest.raises(ValueError, match="one rate between all layers"):
         MADE.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1))
     with pytest.raises(ValueError, match="has no fp16"):
-        stacks.PEER_FIT_IMPLEMENTATIONS["jax_cudnn"].classifier(
+        fit_rows.PEER_FIT_IMPLEMENTATIONS["jax_cudnn"].classifier(
             WEIGHTS, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), precision="fp16"
         )
 

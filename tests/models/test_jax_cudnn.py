@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.proof import Kernel
-from models import layouts, stacks, weights
+from models import jax_rows, layouts, weights
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
@@ -113,4 +113,4 @@ def test_dropout_inside_one_call_and_half_precision_are_refused():
         stack(stack.from_canonical(WEIGHTS), np.zeros((2, 3, 5)), stack.stage_states(weights.zero_states(3, 2, 4)), abs)
     with pytest.raises(ValueError, match="float16 given, expected float32"):
         CudnnLSTM(WEIGHTS, 3, "float16")
-    assert stacks.JAX_IMPLEMENTATIONS["jax_cudnn"].precisions == ("fp32", "tf32")
+    assert jax_rows.JAX_IMPLEMENTATIONS["jax_cudnn"].precisions == ("fp32", "tf32")

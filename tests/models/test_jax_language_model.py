@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models import expected, reference_networks, stacks, weights
+from models import expected, jax_rows, reference_networks, weights
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
@@ -60,7 +60,7 @@ def assert_same(given, wanted):
 
 
 def model_of(precision="fp32", optimizer=("Adam", 1e-2), states=STATES, batches=BATCHES, **options):
-    made = stacks.JAX_IMPLEMENTATIONS["jax_scan"]
+    made = jax_rows.JAX_IMPLEMENTATIONS["jax_scan"]
     return made.language_model(WEIGHTS, states, batches, optimizer, precision=precision, **options)
 
 
@@ -336,6 +336,6 @@ def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_o
 
 
 def test_a_precision_that_a_row_has_not_is_told():
-    made = stacks.JAX_IMPLEMENTATIONS["jax_cudnn"]
+    made = jax_rows.JAX_IMPLEMENTATIONS["jax_cudnn"]
     with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
         made.language_model(WEIGHTS, STATES, BATCHES, ("SGD", 1.0), precision="fp16")

@@ -14,11 +14,13 @@ import pytest
 
 from harness import machine, runtimes
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import stacks, weights
+from models import fit_rows, weights
 from tests import cases
 
-ROWS = [name for name, made in stacks.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, stacks.FitImplementation)]
-ON_CPU = [name for name in ROWS if not stacks.PEER_FIT_IMPLEMENTATIONS[name].needs_gpu]
+ROWS = [
+    name for name, made in fit_rows.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, fit_rows.FitImplementation)
+]
+ON_CPU = [name for name in ROWS if not fit_rows.PEER_FIT_IMPLEMENTATIONS[name].needs_gpu]
 
 
 def found_of(row: str, device: str, precision: str) -> dict:
@@ -35,7 +37,7 @@ def _found(row: str, device: str, precision: str) -> dict:
 
     from harness.clocks import EpochClock
 
-    made = stacks.PEER_FIT_IMPLEMENTATIONS[row]
+    made = fit_rows.PEER_FIT_IMPLEMENTATIONS[row]
     runtime = runtimes.make(made.framework, device, precision, machine.physical_cores())
     start, inputs, labels = cases.classifier_start()
     trial = made.classifier(
@@ -69,7 +71,7 @@ def _found(row: str, device: str, precision: str) -> dict:
 
 @pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ON_CPU), ("keras_jax", "fp16")])
 def test_row_passes_its_proof_and_learns(row, precision):
-    pytest.importorskip(stacks.PEER_FIT_IMPLEMENTATIONS[row].framework)
+    pytest.importorskip(fit_rows.PEER_FIT_IMPLEMENTATIONS[row].framework)
     check(found_of(row, "cpu", precision))
 
 
@@ -90,14 +92,14 @@ def test_backend_other_than_keras_own_is_refused(tensorflow_runtime, monkeypatch
 
     assert keras.backend.backend() == "tensorflow"
     with pytest.raises(RuntimeError, match="Keras runs on tensorflow in this process, expected jax"):
-        stacks.PEER_FIT_IMPLEMENTATIONS["keras_jax"].classifier(
+        fit_rows.PEER_FIT_IMPLEMENTATIONS["keras_jax"].classifier(
             *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0)
         )
 
 
 def test_precision_that_a_row_has_not_is_refused():
     with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
-        stacks.PEER_FIT_IMPLEMENTATIONS["keras_jax_cudnn"].classifier(
+        fit_rows.PEER_FIT_IMPLEMENTATIONS["keras_jax_cudnn"].classifier(
             *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0), precision="fp16"
         )
 

@@ -4,12 +4,12 @@ import importlib.util
 
 import pytest
 
-from models import stacks
+from models import jax_rows
 from tests import jax_cases
 
 ROWS = [
     pytest.param(row, marks=pytest.mark.skipif(not importlib.util.find_spec(made.framework), reason="not installed"))
-    for row, made in stacks.JAX_IMPLEMENTATIONS.items()
+    for row, made in jax_rows.JAX_IMPLEMENTATIONS.items()
     if row.startswith("keras") and not made.needs_gpu
 ]
 

@@ -6,7 +6,7 @@ import torch
 
 from harness.clocks import EpochClock
 from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, reference_networks, stacks, torch_stacks, weights
+from models import expected, fit_rows, reference_networks, torch_stacks, weights
 from models.torch_classifier import CapturedClassifier, TorchClassifier
 from models.torch_language_model import COMPUTE_DTYPE
 from tests import cases, torch_cases
@@ -17,7 +17,7 @@ WEIGHTS = weights.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
-ROWS = {name: made for name, made in stacks.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, stacks.TorchFit)}
+ROWS = {name: made for name, made in fit_rows.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, fit_rows.TorchFit)}
 EAGER = [name for name, made in ROWS.items() if not made.needs_gpu and name != "torch_compile"]
 
 
