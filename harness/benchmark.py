@@ -50,13 +50,13 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, made: Any) -> "Row":
-        """The row of a stack's implementation: what, needs_gpu, framework, evidence(num_layers, time_steps, device)."""
+        """The row of a stack's implementation: its what, needs_gpu, framework, precisions, evidence(layers, steps, device)."""
         return cls(
             made.what,
             lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE),
             made.needs_gpu,
             made.framework,
-            getattr(made, "precisions", schema.PRECISIONS),
+            made.precisions,
         )
 
 

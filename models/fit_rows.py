@@ -5,13 +5,12 @@ Each builds its trial (`classifier`) and says what can be seen when it really ru
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from models.jax_rows import JAX_IMPLEMENTATIONS, JaxImplementation
-from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL
+from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PRECISIONS
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
-
-PRECISIONS = ("fp32", "tf32", "fp16")
 
 
 class FitImplementation(NamedTuple):
@@ -119,13 +118,15 @@ def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[
     return {"ops": {f"loop:{MATMUL}": num_layers}, "not_ops": f"{CUDNN_OP}|xla", "not_kernels": CUDNN_KERNEL}
 
 
-class TorchFit(NamedTuple):
-    """A PyTorch stack under models.torch_classifier's own training loop; members and methods as of FitImplementation."""
+@dataclass(frozen=True)
+class _PeerFit:
+    """A stack of another framework under a training loop of its own; members and methods as of FitImplementation.
 
-    made: TorchImplementation
+    Attributes:
+        made: the language model's row of that name.
+    """
 
-    framework = "torch"
-    precisions = PRECISIONS
+    made: TorchImplementation | JaxImplementation
 
     @property
     def what(self) -> str:
@@ -135,8 +136,20 @@ class TorchFit(NamedTuple):
     def needs_gpu(self) -> bool:
         return self.made.needs_gpu
 
+    @property
+    def framework(self) -> str:
+        return self.made.framework
+
+    @property
+    def precisions(self) -> Sequence[str]:
+        return self.made.precisions
+
     def evidence(self, num_layers: int, time_steps: int, device: str, steps: int) -> dict[str, object]:
         return _in_steps(self.made.evidence(num_layers, time_steps, device), self.framework, steps)
+
+
+class TorchFit(_PeerFit):
+    """A PyTorch stack, by models.torch_classifier."""
 
     def classifier(
         self, weights, inputs, labels, batch_size, optimizer, *, precision="fp32", device="cpu", lstm_dropout=(),
@@ -155,34 +168,16 @@ class TorchFit(NamedTuple):
         return kind(stack, weights, inputs, labels, batch_size, optimizer, rates=rates, **options)
 
 
-class JaxFit(NamedTuple):
-    """A JAX stack under models.jax_classifier's own training loop; members and methods as of FitImplementation.
+@dataclass(frozen=True)
+class JaxFit(_PeerFit):
+    """A JAX stack, by models.jax_classifier.
 
     Attributes:
-        made: the language model's row of that name.
         stack: (weights, num_layers, dtype, layer_by_layer) → a stack of models/jax_stacks.py; imports JAX. layer_by_layer:
             whether there is dropout between the layers.
     """
 
-    made: JaxImplementation
     stack: Callable
-
-    framework = "jax"
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        return self.made.precisions
-
-    @property
-    def what(self) -> str:
-        return self.made.what
-
-    @property
-    def needs_gpu(self) -> bool:
-        return self.made.needs_gpu
-
-    def evidence(self, num_layers: int, time_steps: int, device: str, steps: int) -> dict[str, object]:
-        return _in_steps(self.made.evidence(num_layers, time_steps, device), self.framework, steps)
 
     def classifier(
         self, weights, inputs, labels, batch_size, optimizer, *, precision="fp32", device="", lstm_dropout=(),

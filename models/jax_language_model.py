@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models import trial_parts
 from models.expected import SHOWN, upstream
 from models.jax_optimizers import OPTIMIZERS
 from models.jax_stacks import JaxStack, add_bias
@@ -143,7 +144,11 @@ class JaxLanguageModel:
 
     def without_dropout(self):
         """Context in which the dropout rate, an argument of the step, is 0."""
-        return _NoDropout(self)
+        return trial_parts.dropout_off(self)
+
+    def set_dropout_rate(self, rate: float) -> None:
+        """For all steps from now on, by the same executable."""
+        self.set_rates(self.learning_rate, rate)
 
     def set_rates(self, learning_rate: float, dropout_rate: float) -> None:
         """For all steps from now on; staged on the device, since a Python number would be copied there at every step."""
@@ -159,24 +164,13 @@ class JaxLanguageModel:
         return self._canonical(self.parameters)
 
     def _canonical(self, arrays: Sequence[Array]) -> dict[str, np.ndarray]:
-        embedding, *stack, kernel, bias = (np.array(array) for array in arrays)
-        return {
-            "embedding": embedding,
-            **self.stack.to_canonical(stack),
-            "dense_0/kernel": kernel,
-            "dense_0/bias": bias,
-        }
+        return trial_parts.canonical_of(self.stack, [np.array(array) for array in arrays])
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
     def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
         """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = [
-            weights["embedding"],
-            *self.stack.from_canonical(weights),
-            weights["dense_0/kernel"],
-            weights["dense_0/bias"],
-        ]
+        arrays = trial_parts.arrays_of(self.stack, weights)
         self._start = [jnp.array(array, self.dtype) for array in arrays]
         self.initial_states = self.stack.stage_states(states)
         self.restore()
@@ -197,9 +191,8 @@ class JaxLanguageModel:
 
     def _mean_loss(self, batches, losses) -> float:
         """Per token, each batch weighted by its steps."""
-        steps = np.array([tokens.shape[self._time_axis] for tokens, _ in batches])
-        losses = np.asarray(jnp.stack(losses), np.float64)
-        return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
+        steps = [tokens.shape[self._time_axis] for tokens, _ in batches]
+        return trial_parts.mean_loss(np.asarray(jnp.stack(losses)), steps, self.reduction)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
@@ -273,17 +266,3 @@ class _Dropout:
         self.calls += 1
         kept = jax.random.bernoulli(jax.random.fold_in(self.key, self.calls), 1.0 - self.rate, x.shape)
         return jnp.where(kept, x / (1.0 - self.rate).astype(x.dtype), 0)
-
-
-class _NoDropout:
-    """Sets a model's dropout rate to 0 on entering and back on leaving."""
-
-    def __init__(self, model: JaxLanguageModel) -> None:
-        self.model = model
-
-    def __enter__(self):
-        self.rate = self.model.dropout_rate
-        self.model.set_rates(self.model.learning_rate, 0.0)
-
-    def __exit__(self, *_):
-        self.model.set_rates(self.model.learning_rate, self.rate)

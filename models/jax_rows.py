@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.stacks import CUDNN_KERNEL
+from models.stacks import CUDNN_KERNEL, PRECISIONS
 from models.torch_rows import TORCH_CELL_OP, TORCH_LSTM_OP, TORCH_MATMUL
 
 
@@ -28,7 +28,7 @@ class JaxImplementation(NamedTuple):
     evidence: Callable[[int, int, str], dict[str, object]]
     framework: str = "jax"
     needs_gpu: bool = False
-    precisions: tuple[str, ...] = ("fp32", "tf32", "fp16")
+    precisions: tuple[str, ...] = PRECISIONS
 
     def language_model(
         self, weights, states, batches, optimizer: tuple[str, float], *, precision: str, device: str = "", **options

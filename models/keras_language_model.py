@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from models import layouts
+from models import layouts, trial_parts
 from models.expected import SHOWN, upstream
 from models.weights import stack_size
 
@@ -173,7 +173,7 @@ class KerasLanguageModel:
 
     def without_dropout(self):
         """Context in which the dropout rate is 0."""
-        return _NoDropout(self)
+        return trial_parts.dropout_off(self)
 
     def set_dropout_rate(self, rate: float) -> None:
         """For all steps from now on, by the same callable."""
@@ -241,9 +241,8 @@ class KerasLanguageModel:
 
     def _mean_loss(self, batches, losses) -> float:
         """Per token, each batch weighted by its steps."""
-        steps = np.array([tokens.shape[1] for tokens, _ in batches])
-        losses = np.float64(_numpy(ops.stack(losses)))
-        return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
+        steps = [tokens.shape[1] for tokens, _ in batches]
+        return trial_parts.mean_loss(_numpy(ops.stack(losses)), steps, self.reduction)
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple:
         """Put one batch [batch, time] on the device."""
@@ -415,19 +414,6 @@ class VariableDropout(keras.layers.Layer):
             return inputs
         kept = keras.random.uniform(ops.shape(inputs), seed=self.seed_generator) >= self.rate
         return ops.where(kept, inputs / ops.cast(1.0 - self.rate, inputs.dtype), ops.zeros_like(inputs))
-
-
-class _NoDropout:
-    """Sets a model's dropout rate to 0 on entering and back on leaving."""
-
-    def __init__(self, model: KerasLanguageModel) -> None:
-        self.model = model
-
-    def __enter__(self):
-        self.model.set_dropout_rate(0.0)
-
-    def __exit__(self, *_):
-        self.model.set_dropout_rate(self.model.dropout_rate)
 
 
 def _numpy(tensor) -> np.ndarray:

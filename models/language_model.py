@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from models import trial_parts
 from models.expected import SHOWN, upstream
 from models.graph_difference import graph_difference
 from models.stack import Stack
@@ -187,24 +188,13 @@ class LanguageModel:
         return self._canonical([v.numpy() for v in self.variables])
 
     def _canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        embedding, *stack, kernel, bias = arrays
-        return {
-            "embedding": embedding,
-            **self.stack.to_canonical(stack),
-            "dense_0/kernel": kernel,
-            "dense_0/bias": bias,
-        }
+        return trial_parts.canonical_of(self.stack, arrays)
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
     def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
         """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = [
-            weights["embedding"],
-            *self.stack.from_canonical(weights),
-            weights["dense_0/kernel"],
-            weights["dense_0/bias"],
-        ]
+        arrays = trial_parts.arrays_of(self.stack, weights)
         self._start[: len(arrays)] = [tf.constant(array, tf.float32) for array in arrays]
         self.initial_states = self.stack.stage_states(states)
         self.restore()
@@ -225,9 +215,8 @@ class LanguageModel:
 
     def _mean_loss(self, batches, losses) -> float:
         """Per token, each batch weighted by its steps."""
-        steps = np.array([tokens.shape[self._time_axis] for tokens, _ in batches])
-        losses = np.float64(tf.stack(losses).numpy())
-        return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
+        steps = [tokens.shape[self._time_axis] for tokens, _ in batches]
+        return trial_parts.mean_loss(tf.stack(losses).numpy(), steps, self.reduction)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+PRECISIONS = ("fp32", "tf32", "fp16")
 MATMUL = r"\w*MatMul"
 CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_blockPersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
@@ -46,6 +47,7 @@ class Implementation(NamedTuple):
     rest_ops: Mapping[str, int] = {}
 
     framework = "tensorflow"
+    precisions = PRECISIONS
 
     def evidence(self, num_layers: int, time_steps: int, device: str) -> dict[str, object]:
         """What has to be seen running: the arguments of harness.proof.Kernel. device: "gpu" or "cpu", here alike."""

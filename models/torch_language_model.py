@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models import trial_parts
 from models.expected import SHOWN, upstream
 from models.torch_cells import dropout
 from models.torch_difference import ops_of, step_difference
@@ -175,7 +176,7 @@ class TorchLanguageModel:
 
     def without_dropout(self):
         """Context in which the dropout rate, a variable of the step, is 0."""
-        return _NoDropout(self)
+        return trial_parts.dropout_off(self)
 
     def set_dropout_rate(self, rate: float) -> None:
         self.dropout_rate = rate
@@ -192,24 +193,13 @@ class TorchLanguageModel:
         return self._canonical(self.masters)
 
     def _canonical(self, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        embedding, *stack, kernel, bias = (_numpy(tensor) for tensor in tensors)
-        return {
-            "embedding": embedding,
-            **self.stack.to_canonical(stack),
-            "dense_0/kernel": kernel,
-            "dense_0/bias": bias,
-        }
+        return trial_parts.canonical_of(self.stack, [_numpy(tensor) for tensor in tensors])
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
     def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
         """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = [
-            weights["embedding"],
-            *self.stack.from_canonical(weights),
-            weights["dense_0/kernel"],
-            weights["dense_0/bias"],
-        ]
+        arrays = trial_parts.arrays_of(self.stack, weights)
         with torch.no_grad():  # in place: a CUDA graph knows both by their addresses
             for start, array in zip(self._start, arrays, strict=True):
                 start.copy_(torch.from_numpy(array))
@@ -232,9 +222,8 @@ class TorchLanguageModel:
 
     def _mean_loss(self, batches, losses) -> float:
         """Per token, each batch weighted by its steps."""
-        steps = np.array([len(tokens) for tokens, _ in batches])
-        losses = np.float64(_numpy(torch.stack(losses)))
-        return float(np.sum(losses if self.reduction == "sum_over_time" else losses * steps) / steps.sum())
+        steps = [len(tokens) for tokens, _ in batches]
+        return trial_parts.mean_loss(_numpy(torch.stack(losses)), steps, self.reduction)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
@@ -414,19 +403,3 @@ class CapturedLanguageModel(TorchLanguageModel):
 
 def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy().copy()
-
-
-class _NoDropout:
-    """Sets a model's dropout rate to 0 on entering and back on leaving."""
-
-    def __init__(self, model: TorchLanguageModel) -> None:
-        self.model = model
-
-    def __enter__(self):
-        self.rate = self.model.dropout_rate
-        if self.model.has_dropout:
-            self.model.set_dropout_rate(0.0)
-
-    def __exit__(self, *_):
-        if self.model.has_dropout:
-            self.model.set_dropout_rate(self.rate)

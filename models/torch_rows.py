@@ -6,7 +6,7 @@ The counterpart of models/stacks.py. Ops are named as harness.torch_runtime name
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from models.stacks import CUDNN_KERNEL
+from models.stacks import CUDNN_KERNEL, PRECISIONS
 
 
 class TorchImplementation(NamedTuple):
@@ -31,6 +31,7 @@ class TorchImplementation(NamedTuple):
     captured: bool = False
 
     framework = "torch"
+    precisions = PRECISIONS
 
     def evidence(self, num_layers: int, time_steps: int, device: str) -> dict[str, object]:
         """As of Implementation. A captured step on a "gpu" shows one launch, and none of the ops that it holds."""
