@@ -45,6 +45,7 @@ class LanguageModel:
         eager: run op by op instead of as one tf.function.
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
+        jit_compile: compile each step as a whole with XLA.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LanguageModel:
         carry_states: bool = False,
         eager: bool = False,
         compile_rest: bool = False,
+        jit_compile: bool = False,
     ) -> None:
         self.stack, self.optimizer = stack, optimizer
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
@@ -79,7 +81,7 @@ class LanguageModel:
         self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
         if compile_rest:
             self._head, self._update = (tf.function(f, jit_compile=True) for f in (self._head, self._update))
-        compiled = (lambda function: function) if eager else tf.function
+        compiled = (lambda function: function) if eager else functools.partial(tf.function, jit_compile=jit_compile or None)
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
         self._stack = compiled(self._stack_step)
         self._train_without_dropout = None  # where that is another graph

@@ -32,6 +32,7 @@ class Implementation(NamedTuple):
         own_dropout: `stack` takes a further argument, the rate of the dropout between its layers.
         compile_rest: XLA compiles the rest of the language model (models.language_model.LanguageModel).
         rest_ops: launches, at least, in what is not the stack.
+        jit_compile: XLA compiles each step as a whole.
     """
 
     what: str
@@ -45,6 +46,7 @@ class Implementation(NamedTuple):
     own_dropout: bool = False
     compile_rest: bool = False
     rest_ops: Mapping[str, int] = {}
+    jit_compile: bool = False
 
     framework = "tensorflow"
     precisions = PRECISIONS
@@ -79,7 +81,7 @@ class Implementation(NamedTuple):
         dropout = {"dropout": 1.0 - options.get("keep_prob", 1.0)} if self.own_dropout else {}
         stack = self.stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], **dropout)
         made = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}[kind](learning_rate)
-        options |= {"eager": self.eager, "compile_rest": self.compile_rest}
+        options |= {"eager": self.eager, "compile_rest": self.compile_rest, "jit_compile": self.jit_compile}
         return LanguageModel(stack, weights, states, batches, made, **options)
 
 
@@ -181,6 +183,13 @@ IMPLEMENTATIONS = {
         own_dropout=True,
         compile_rest=True,
         rest_ops={"xla": 1},
+    ),
+    "wavefront": Implementation(
+        "all layers advance together along the diagonal, in TensorFlow, the whole step compiled by XLA",
+        _stack("wavefront_stack.WavefrontStack"),
+        lambda layers, steps: {"xla": 1},
+        not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",
+        jit_compile=True,
     ),
 }
 

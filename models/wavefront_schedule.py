@@ -1,0 +1,269 @@
+"""The schedule of a wavefront LSTM: all layers of a stack advance together, one step of time apart.
+
+    step          0      1      2      3    …   time + layers − 2
+    layer 0      t=0    t=1    t=2    t=3
+    layer 1             t=0    t=1    t=2              layer l is at time  step − l
+    layer 2                    t=0    t=1
+
+Layer by layer a stack is a chain of `time · layers` dependent steps; along its diagonal it is one of `time + layers − 1`
+(Appleyard, Kočiský and Blunsom 2016, "Optimizing performance of recurrent neural networks on GPUs"). At each step
+
+    h · [recurrent | link]                one batched product: h of layer l goes into its own gates and into the layer above
+    c = f ∘ c + i ∘ g,  h = o ∘ tanh(c)   one fused kernel for all layers, with the gates' sums and activations
+
+The input of layer 0 is multiplied ahead, for all of time in one product. The backward pass is written by hand: it walks the
+steps back with one batched product each, split by gate, so that four short products run side by side instead of one long
+one; the weights' gradients are two batched products at the end, over all steps at once.
+
+A layer is idle before its time 0 and behind a sequence's end: there its states stand still and nothing flows into its gates.
+
+The layers that advance together are called lanes. Lanes without links are independent of each other: the two directions of
+a bidirectional layer, or the one layer of a schedule layer by layer.
+
+Steps are unrolled by `unroll` inside a loop, so that a compiler fuses across few of them and compiles one body.
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from models.wavefront_cells import LSTMCell, NormalizedLSTMCell
+
+UNROLL = 13  # steps in a loop's body, at most
+
+
+@tf.autograph.experimental.do_not_convert
+def advance(
+    projected: tf.Tensor,
+    recurrent: tf.Tensor,
+    links: tf.Tensor | None,
+    bias: tf.Tensor,
+    h: tf.Tensor,
+    c: tf.Tensor,
+    *,
+    lengths: tf.Tensor | None = None,
+    masks: tf.Tensor | None = None,
+    normalization: Sequence[tf.Tensor] = (),
+    unroll: int = UNROLL,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Run all lanes over all of time; differentiable by every argument but lengths and masks.
+
+    Args:
+        projected: [fed, time, batch, 4·units], inputs times kernel: of lane 0 where lanes are linked, else of every lane.
+        recurrent: [lanes, units, 4·units].
+        links: [lanes - 1, units, 4·units], the kernels of lanes 1 and up, whose input is the lane below; None: no links.
+        bias: [lanes, 4·units].
+        h: initial states [lanes, batch, units], of the dtype of `projected`.
+        c: initial states [lanes, batch, units], float32 where `projected` is float16.
+        lengths: steps [batch] int32 of each sequence, or None: all of time.
+        masks: [time + lanes - 1, lanes - 1, batch, units], factors (dropout) on what goes up the links at each step; or None.
+        normalization: own_gain, upper_gain, c_gain, c_bias of NormalizedLSTMCell; none: no layer normalisation.
+        unroll: steps in a loop's body, at most.
+
+    Returns:
+        outputs [1, time, batch, units] of the last lane where lanes are linked, else [lanes, time, batch, units], 0 behind
+        a sequence's end; and the states h, c at each sequence's end.
+    """
+    passes = _Passes(projected, recurrent.shape[0], links is not None, lengths, masks, unroll, bool(normalization))
+
+    @tf.custom_gradient
+    def run(projected, recurrent, links, bias, h, c, *normalization):
+        outputs, h, c, kept = passes.forward(projected, recurrent, links, bias, h, c, normalization)
+
+        def gradient(d_outputs, d_h, d_c):
+            return passes.backward(recurrent, links, bias, normalization, kept, d_outputs, d_h, d_c)
+
+        return (outputs, h, c), gradient
+
+    no_links = tf.zeros([0, *recurrent.shape[1:]], projected.dtype)
+    return run(projected, recurrent, no_links if links is None else links, bias, h, c, *normalization)
+
+
+class _Passes:
+    """The two passes of one call of `advance`. Steps are numbered by body of the loop, k, and place in it, j."""
+
+    def __init__(self, projected, lanes, linked, lengths, masks, unroll, normalized) -> None:
+        self.lanes, self.linked, self.lengths = lanes, linked, lengths
+        self.cell = NormalizedLSTMCell() if normalized else LSTMCell()
+        self.dtype = projected.dtype
+        self.wide = tf.float32 if self.dtype == tf.float16 else self.dtype  # of the gates' arithmetic and of c
+        self.units = projected.shape[-1] // 4
+        self.fed, self.lag = (1, lanes - 1) if linked else (lanes, 0)  # lag: steps until the last lane starts
+        self.time = _size(projected, 1)
+        steps = self.time + self.lag
+        self.bodies = -(-steps // unroll)
+        self.body = -(-steps // self.bodies) if isinstance(steps, int) else unroll
+        self.lane = tf.reshape(tf.range(lanes) if linked else tf.zeros([lanes], tf.int32), [lanes, 1, 1])
+        self.masks = None if masks is None else self._by_body(masks, 0, 0)
+
+    def forward(self, projected, recurrent, links, bias, h, c, normalization):
+        """(outputs, h, c, what `backward` needs: h, c and what the cell keeps, of every step)."""
+        fed = self._by_body(projected, 1, 0)
+        bias = self._widen(bias)[:, tf.newaxis]
+        normalization = [self._widen(x) for x in normalization]
+        # Without dropout the same h goes both ways: one product with the two kernels side by side.
+        shared = self.linked and self.masks is None
+        kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
+
+        def sums(h, fed, k, j):
+            """What the gates are made of, from the lane's own h and from below, each [lanes, batch, 4·units]."""
+            both = h if self.masks is None else tf.concat([h, h[:-1] * self.masks[k, j]], 0)
+            product = self._widen(tf.matmul(both, kernel))
+            if shared:
+                own, above = tf.split(product, 2, axis=-1)
+                above = above[:-1]
+            else:
+                own, above = product[: self.lanes], product[self.lanes :]
+            below = self._widen(fed)
+            if self.linked:  # padded sums, not a concatenation, which XLA would not fuse with what follows
+                below = _pad(below, 0, self.lanes - 1) + _pad(above, 1, 0)
+            return own, below if normalization else below + bias
+
+        def body(k, h, c, *arrays):
+            steps = []
+            for j in range(self.body):
+                own, upper = sums(h, fed[:, k, j], k, j)
+                next_h, next_c, kept = self.cell.forward(own, upper, c, [*normalization[:2], bias[:, 0], *normalization[2:]])
+                active, next_h = self._active(k, j), tf.cast(next_h, self.dtype)
+                output = _where(active, next_h, None)[self.lanes - self.fed :]
+                steps.append((h, c, tf.cast(tf.stack(kept, 1), self.dtype), output))
+                h, c = _where(active, next_h, h), _where(active, next_c, c)
+            written = (array.write(k, tf.stack(values, 1)) for array, values in zip(arrays, zip(*steps, strict=True), strict=True))
+            return h, c, *written
+
+        arrays = [self._array(self.dtype), self._array(self.wide), self._array(self.dtype), self._array(self.dtype)]
+        h, c, *arrays = self._loop(body, (h, c, *arrays))
+        *kept, outputs = (array.stack() for array in arrays)
+        return self._by_time(outputs, self.lag), h, c, kept
+
+    def backward(self, recurrent, links, bias, normalization, kept, d_outputs, d_h, d_c):
+        """Gradients by (projected, recurrent, links, bias, h, c, *normalization)."""
+        hs, cs, values = kept  # [bodies, lanes, body, …]
+        d_outputs = self._by_body(d_outputs, 1, self.lag)
+        wide_normalization = [self._widen(x) for x in normalization]
+        parameters = [*wide_normalization[:2], self._widen(bias), *wide_normalization[2:]]
+        shared = self.linked and self.cell.one_gradient
+        down, below = (_by_gate(x) for x in (recurrent, links))
+        kernel = tf.concat([down, _pad(below, 1, 0, axis=1)], 3) if shared else tf.concat([down, below], 1)
+
+        def through(d_own, d_upper, k, j):
+            """Gradient by h of gradients by the gates' sums, [4, lanes, batch, units]."""
+            both = d_own if shared else tf.concat([d_own, d_upper[:, 1:]], 1) if self.linked else d_own
+            product = tf.reduce_sum(self._widen(tf.matmul(both, kernel)), 0)
+            if not self.linked:
+                return product
+            if shared:
+                own, below = tf.split(product, 2, axis=-1)
+                below = below[1:]
+            else:
+                own, below = product[: self.lanes], product[self.lanes :]
+            return own + _pad(below if self.masks is None else below * self._widen(self.masks[k, j]), 0, 1)
+
+        def body(k, d_h, d_c, d_parameters, *arrays):
+            k = self.bodies - 1 - k
+            steps, h_k, c_k, values_k = [], hs[k], cs[k], values[k]
+            for j in reversed(range(self.body)):
+                active = self._active(k, j)
+                d_output = _pad(self._widen(d_outputs[:, k, j]), self.lanes - self.fed, 0)
+                d_h += _where(active, d_output, None)
+                # No gradient goes into an idle lane's gates, and all of it to the states, which stand still.
+                d_own, d_upper, d_before, more = self.cell.backward(
+                    tf.unstack(self._widen(values_k[:, j]), axis=1), c_k[:, j], _where(active, d_h, None),
+                    _where(active, d_c, None), parameters,
+                )  # fmt: skip
+                d_own, d_upper = tf.cast(d_own, self.dtype), tf.cast(d_upper, self.dtype)
+                d_h, d_c = through(d_own, d_upper, k, j) + _idle(active, d_h), d_before + _idle(active, d_c)
+                d_parameters = [x + y for x, y in zip(d_parameters, more, strict=True)]
+                steps.append((d_own,) if self.cell.one_gradient else (d_own, d_upper))
+            stacked = (tf.stack(values[::-1], 2) for values in zip(*steps, strict=True))
+            return d_h, d_c, d_parameters, *(array.write(k, x) for array, x in zip(arrays, stacked, strict=True))
+
+        d_parameters = [] if self.cell.one_gradient else [tf.zeros_like(x) for x in parameters]
+        arrays = [self._array(self.dtype) for _ in range(1 if self.cell.one_gradient else 2)]
+        d_h, d_c, d_parameters, *arrays = self._loop(body, (self._widen(d_h), d_c, d_parameters, *arrays))
+        d_own, d_upper = arrays[0].stack(), arrays[-1].stack()  # [bodies, 4, lanes, body, batch, units]
+        inputs = hs[:, :-1]
+        if self.masks is not None:
+            inputs *= tf.transpose(self.masks, [0, 2, 1, 3, 4])
+        d_projected = tf.transpose(d_upper[:, :, : self.fed], [2, 0, 3, 4, 1, 5])
+        d_projected = tf.reshape(d_projected, [self.fed, self.bodies * self.body, -1, 4 * self.units])[:, : self.time]
+        d_links = _kernel_gradient(inputs, d_upper[:, :, 1:]) if self.linked else tf.zeros_like(links)
+        if d_parameters:
+            d_bias = d_parameters.pop(2)
+        else:
+            d_bias = tf.reshape(tf.einsum("kgnjbu->ngu", self._widen(d_upper)), [self.lanes, 4 * self.units])
+        narrow = [tf.cast(x, self.dtype) for x in (d_bias, d_h)]
+        d_normalization = [tf.cast(x, y.dtype) for x, y in zip(d_parameters, normalization, strict=True)]
+        return d_projected, _kernel_gradient(hs, d_own), d_links, *narrow, d_c, *d_normalization
+
+    # -- steps, loops and their arrays ---------------------------------------------------------------------------------
+
+    def _active(self, k, j: int) -> tf.Tensor | None:
+        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are."""
+        if isinstance(k, int) and isinstance(self.time, int) and self.lengths is None:
+            if self.lag <= k * self.body + j < self.time:
+                return None
+        time = k * self.body + j - self.lane
+        end = self.time if self.lengths is None else tf.reshape(self.lengths, [1, -1, 1])
+        return (time >= 0) & (time < end)
+
+    def _loop(self, body: Callable, values: tuple) -> tuple:
+        """`body` with k = 0, 1, … on what it returned before; one without a loop where it is the only one."""
+        if isinstance(self.bodies, int) and self.bodies == 1:
+            return body(0, *values)
+        step = lambda k, *values: (k + 1, *body(k, *values))  # noqa: E731
+        return tf.while_loop(
+            lambda k, *_: k < self.bodies, step, (tf.constant(0), *values), maximum_iterations=self.bodies
+        )[1:]
+
+    def _array(self, dtype) -> tf.TensorArray:
+        return tf.TensorArray(dtype, self.bodies)
+
+    def _by_body(self, x: tf.Tensor, axis: int, before: int) -> tf.Tensor:
+        """`x` with zeros `before` and behind in its axis of steps, which becomes two: bodies and steps of one."""
+        behind = self.bodies * self.body - before - _size(x, axis)
+        shape = [_size(x, a) for a in range(x.shape.rank)]
+        padded = tf.pad(x, [[before, behind] if a == axis else [0, 0] for a in range(x.shape.rank)])
+        return tf.reshape(padded, [*shape[:axis], self.bodies, self.body, *shape[axis + 1 :]])
+
+    def _by_time(self, x: tf.Tensor, first: int) -> tf.Tensor:
+        """[bodies, lanes, body, batch, units] as [lanes, time, batch, units], from step `first` on."""
+        x = tf.transpose(x, [1, 0, 2, 3, 4])
+        x = tf.reshape(x, [_size(x, 0), self.bodies * self.body, _size(x, 3), self.units])
+        return x[:, first : first + self.time]
+
+    def _widen(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(x, self.wide)
+
+
+def _size(x: tf.Tensor, axis: int) -> int | tf.Tensor:
+    return x.shape[axis] if x.shape[axis] is not None else tf.shape(x)[axis]
+
+
+def _pad(x: tf.Tensor, before: int, behind: int, axis: int = 0) -> tf.Tensor:
+    """`x` with lanes of zeros before and behind."""
+    return tf.pad(x, [[before, behind] if a == axis else [0, 0] for a in range(x.shape.rank)])
+
+
+def _where(active: tf.Tensor | None, x: tf.Tensor, otherwise: tf.Tensor | None) -> tf.Tensor:
+    """`x` in active lanes, elsewhere `otherwise`; None: 0."""
+    if active is None:
+        return x
+    return tf.where(active, x, tf.zeros([], x.dtype) if otherwise is None else otherwise)
+
+
+def _idle(active: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
+    """`x` in idle lanes, elsewhere 0."""
+    return tf.zeros([], x.dtype) if active is None else tf.where(active, tf.zeros([], x.dtype), x)
+
+
+def _by_gate(kernels: tf.Tensor) -> tf.Tensor:
+    """[4, lanes, units, units] of kernels [lanes, units, 4·units]: each gate's part, transposed."""
+    lanes, units, _ = kernels.shape
+    return tf.transpose(tf.reshape(kernels, [lanes, units, 4, units]), [2, 0, 3, 1])
+
+
+def _kernel_gradient(inputs: tf.Tensor, d_gates: tf.Tensor) -> tf.Tensor:
+    """[lanes, units, 4·units] of inputs [bodies, lanes, body, batch, units] and gradients [bodies, 4, lanes, …, units]."""
+    gradient = tf.einsum("knjbu,kgnjbv->nugv", inputs, d_gates)
+    return tf.reshape(gradient, [gradient.shape[0], gradient.shape[1], -1])
