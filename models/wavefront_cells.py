@@ -8,45 +8,51 @@ EPSILON = 1e-3  # of layer normalisation, as in keras.layers.LayerNormalization
 
 
 class LSTMCell:
-    """The LSTM of Keras and cuDNN. It has no parameters of its own: the bias comes with `upper`."""
+    """The LSTM of Keras and cuDNN. It has no parameters of its own: the bias comes with `upper`.
 
-    kept = 4  # arrays that a step keeps for its backward pass
+    A step keeps what its backward pass multiplies with, so that the chain of backward steps computes no gate anew.
+    """
+
+    kept = 6  # arrays that a step keeps for its backward pass
     one_gradient = True  # whether the gradients by `own` and by `upper` are one
 
-    def forward(self, own, upper, c, parameters):
+    def forward(self, own, upper, c, parameters, active=None):
         """One step.
 
         Args:
             own, upper: what the gates are made of, from the lane's own h and from its input, each [lanes, batch, 4·units].
             c: [lanes, batch, units].
             parameters: of the cell, the first axis being the lanes.
+            active: booleans [lanes, 1 or batch, 1]: elsewhere c stays as it is, and h means nothing; None: everywhere.
 
         Returns:
             h, c, and the arrays [lanes, batch, units] to keep.
         """
-        gates = tf.split(own + upper, 4, axis=-1)
-        i, f, g, o = _activations(gates)
-        c = f * c + i * g
-        return o * tf.tanh(c), c, gates
+        i, f, g, o = _activations(tf.split(own + upper, 4, axis=-1), active)
+        next_c = f * c + i * g
+        tanh_c = tf.tanh(next_c)
+        # What the gradients by c (thrice) and by h become in the gates i, f, g and o, and that by h in c.
+        factors = [g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o), o * (1 - tanh_c * tanh_c)]
+        if active is not None:  # those of i, f and g are 0 already
+            factors[3:] = (tf.where(active, x, tf.zeros([], x.dtype)) for x in factors[3:])
+        return o * tanh_c, next_c, [*factors, f]
 
-    def backward(self, kept, c, d_h, d_c, parameters):
+    def backward(self, kept, d_h, d_c, parameters, active=None):
         """The gradients of one step.
 
         Args:
-            kept: what `forward` kept.
-            c: before the step.
-            d_h, d_c: gradients by the step's results.
+            kept: what `forward` kept, [kept, lanes, batch, units].
+            d_h, d_c: gradients by the step's results. Where not active, all of d_c and nothing of d_h goes on.
+            parameters, active: as in `forward`.
 
         Returns:
             the gradients by own and by upper, each [4, lanes, batch, units]; by c; and by each of the parameters.
         """
-        i, f, g, o = _activations(kept)
-        tanh_c = tf.tanh(f * c + i * g)
-        d_c += d_h * o * (1 - tanh_c * tanh_c)
-        d_gates = tf.stack(
-            [d_c * g * i * (1 - i), d_c * c * f * (1 - f), d_c * i * (1 - g * g), d_h * tanh_c * o * (1 - o)]
-        )
-        return d_gates, d_gates, d_c * f, []
+        d_c += d_h * kept[4]
+        # One product of arrays of one shape, which XLA makes one kernel; a stack of four products it would not.
+        of_h = tf.reshape(tf.constant([False, False, False, True]), [4, 1, 1, 1])
+        d_gates = kept[:4] * tf.where(of_h, d_h, d_c)
+        return d_gates, d_gates, d_c * kept[5], []
 
 
 class NormalizedLSTMCell:
@@ -58,31 +64,41 @@ class NormalizedLSTMCell:
     over the 4·units (units) of a lane. Its gradients are those of a tape around `forward`.
     """
 
-    kept = 8
+    kept = 9
     one_gradient = False
 
-    def forward(self, own, upper, c, parameters):
+    def forward(self, own, upper, c, parameters, active=None):
         """As of LSTMCell."""
         own_gain, upper_gain, bias, c_gain, c_bias = (p[:, tf.newaxis] for p in parameters)
         gates = _normalized(own) * own_gain + _normalized(upper) * upper_gain + bias
-        i, f, g, o = _activations(tf.split(gates, 4, axis=-1))
-        c = f * c + i * g
-        return o * tf.tanh(_normalized(c) * c_gain + c_bias), c, tf.split(own, 4, axis=-1) + tf.split(upper, 4, axis=-1)
+        i, f, g, o = _activations(tf.split(gates, 4, axis=-1), active)
+        next_c = f * c + i * g
+        h = o * tf.tanh(_normalized(next_c) * c_gain + c_bias)
+        return h, next_c, [*tf.split(own, 4, axis=-1), *tf.split(upper, 4, axis=-1), c]
 
-    def backward(self, kept, c, d_h, d_c, parameters):
+    def backward(self, kept, d_h, d_c, parameters, active=None):
         """As of LSTMCell."""
-        own, upper = tf.concat(kept[:4], -1), tf.concat(kept[4:], -1)
+        *gates, c = tf.unstack(kept)
+        own, upper = tf.concat(gates[:4], -1), tf.concat(gates[4:], -1)
+        if active is not None:
+            d_h = tf.where(active, d_h, tf.zeros([], d_h.dtype))
         sources = [own, upper, c, *parameters]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            results = self.forward(own, upper, c, parameters)[:2]
+            results = self.forward(own, upper, c, parameters, active)[:2]
         d_own, d_upper, d_c, *d_parameters = tape.gradient(results, sources, output_gradients=[d_h, d_c])
         return tf.stack(tf.split(d_own, 4, axis=-1)), tf.stack(tf.split(d_upper, 4, axis=-1)), d_c, d_parameters
 
 
-def _activations(gates: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """i, f, g, o of the four gates' sums, in Keras' order."""
-    return [activation(z) for activation, z in zip((tf.sigmoid, tf.sigmoid, tf.tanh, tf.sigmoid), gates, strict=True)]
+def _activations(gates: Sequence[tf.Tensor], active: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """i, f, g, o of the four gates' sums, in Keras' order; i = 0 and f = 1 where not active.
+
+    So c needs no choice between its old and its new value, of which XLA would carry a growing chain from step to step.
+    """
+    i, f, g, o = (kind(z) for kind, z in zip((tf.sigmoid, tf.sigmoid, tf.tanh, tf.sigmoid), gates, strict=True))
+    if active is None:
+        return [i, f, g, o]
+    return [tf.where(active, i, tf.zeros([], i.dtype)), tf.where(active, f, tf.ones([], f.dtype)), g, o]
 
 
 def _normalized(x: tf.Tensor) -> tf.Tensor:

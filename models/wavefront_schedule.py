@@ -54,7 +54,7 @@ def advance(
         links: [lanes - 1, units, 4·units], the kernels of lanes 1 and up, whose input is the lane below; None: no links.
         bias: [lanes, 4·units].
         h: initial states [lanes, batch, units], of the dtype of `projected`.
-        c: initial states [lanes, batch, units], float32 where `projected` is float16.
+        c: initial states [lanes, batch, units], float32 where `projected` is float16 or bfloat16.
         lengths: steps [batch] int32 of each sequence, or None: all of time.
         masks: [time + lanes - 1, lanes - 1, batch, units], factors (dropout) on what goes up the links at each step; or None.
         normalization: own_gain, upper_gain, c_gain, c_bias of NormalizedLSTMCell; none: no layer normalisation.
@@ -86,7 +86,7 @@ class _Passes:
         self.lanes, self.linked, self.lengths = lanes, linked, lengths
         self.cell = NormalizedLSTMCell() if normalized else LSTMCell()
         self.dtype = projected.dtype
-        self.wide = tf.float32 if self.dtype == tf.float16 else self.dtype  # of the gates' arithmetic and of c
+        self.wide = tf.float32 if self.dtype.size == 2 else self.dtype  # of the gates' arithmetic and of c
         self.units = projected.shape[-1] // 4
         self.fed, self.lag = (1, lanes - 1) if linked else (lanes, 0)  # lag: steps until the last lane starts
         self.time = _size(projected, 1)
@@ -97,7 +97,7 @@ class _Passes:
         self.masks = None if masks is None else self._by_body(masks, 0, 0)
 
     def forward(self, projected, recurrent, links, bias, h, c, normalization):
-        """(outputs, h, c, what `backward` needs: h, c and what the cell keeps, of every step)."""
+        """(outputs, h, c, what `backward` needs: h before, and what the cell keeps of, every step)."""
         fed = self._by_body(projected, 1, 0)
         bias = self._widen(bias)[:, tf.newaxis]
         normalization = [self._widen(x) for x in normalization]
@@ -123,22 +123,28 @@ class _Passes:
             steps = []
             for j in range(self.body):
                 own, upper = sums(h, fed[:, k, j], k, j)
-                next_h, next_c, kept = self.cell.forward(own, upper, c, [*normalization[:2], bias[:, 0], *normalization[2:]])
-                active, next_h = self._active(k, j), tf.cast(next_h, self.dtype)
+                parameters, active = [*normalization[:2], bias[:, 0], *normalization[2:]], self._active(k, j)
+                next_h, next_c, kept = self.cell.forward(own, upper, c, parameters, active)
+                next_h = tf.cast(next_h, self.dtype)
                 output = _where(active, next_h, None)[self.lanes - self.fed :]
-                steps.append((h, c, tf.cast(tf.stack(kept, 1), self.dtype), output))
-                h, c = _where(active, next_h, h), _where(active, next_c, c)
-            written = (array.write(k, tf.stack(values, 1)) for array, values in zip(arrays, zip(*steps, strict=True), strict=True))
-            return h, c, *written
+                steps.append((h, tf.cast(tf.stack(kept), self.dtype), output))
+                h, c = _where(active, next_h, h), next_c
+            hs, kept, outputs = zip(*steps, strict=True)
+            stacked = tf.stack(hs, 1), tf.stack(kept, 2), tf.stack(outputs, 1)
+            return h, c, *(array.write(k, values) for array, values in zip(arrays, stacked, strict=True))
 
-        arrays = [self._array(self.dtype), self._array(self.wide), self._array(self.dtype), self._array(self.dtype)]
+        arrays = [self._array(self.dtype) for _ in range(3)]
         h, c, *arrays = self._loop(body, (h, c, *arrays))
         *kept, outputs = (array.stack() for array in arrays)
         return self._by_time(outputs, self.lag), h, c, kept
 
     def backward(self, recurrent, links, bias, normalization, kept, d_outputs, d_h, d_c):
         """Gradients by (projected, recurrent, links, bias, h, c, *normalization)."""
-        hs, cs, values = kept  # [bodies, lanes, body, …]
+        hs, values = kept  # [bodies, lanes, body, batch, units], [bodies, kept, lanes, body, batch, units]
+        if self.lengths is not None:  # behind a sequence's end its outputs are 0, whatever h is
+            d_outputs = _where(
+                tf.transpose(tf.sequence_mask(self.lengths, self.time))[:, :, tf.newaxis], d_outputs, None
+            )
         d_outputs = self._by_body(d_outputs, 1, self.lag)
         wide_normalization = [self._widen(x) for x in normalization]
         parameters = [*wide_normalization[:2], self._widen(bias), *wide_normalization[2:]]
@@ -161,40 +167,41 @@ class _Passes:
 
         def body(k, d_h, d_c, d_parameters, *arrays):
             k = self.bodies - 1 - k
-            steps, h_k, c_k, values_k = [], hs[k], cs[k], values[k]
+            steps, values_k = [], values[k]
             for j in reversed(range(self.body)):
                 active = self._active(k, j)
-                d_output = _pad(self._widen(d_outputs[:, k, j]), self.lanes - self.fed, 0)
-                d_h += _where(active, d_output, None)
-                # No gradient goes into an idle lane's gates, and all of it to the states, which stand still.
-                d_own, d_upper, d_before, more = self.cell.backward(
-                    tf.unstack(self._widen(values_k[:, j]), axis=1), c_k[:, j], _where(active, d_h, None),
-                    _where(active, d_c, None), parameters,
-                )  # fmt: skip
+                d_h += _pad(self._widen(d_outputs[:, k, j]), self.lanes - self.fed, 0)
+                d_own, d_upper, d_c, more = self.cell.backward(
+                    self._widen(values_k[:, :, j]), d_h, d_c, parameters, active
+                )
                 d_own, d_upper = tf.cast(d_own, self.dtype), tf.cast(d_upper, self.dtype)
-                d_h, d_c = through(d_own, d_upper, k, j) + _idle(active, d_h), d_before + _idle(active, d_c)
+                d_h = through(d_own, d_upper, k, j) + _idle(active, d_h)  # an idle lane's h stood still
                 d_parameters = [x + y for x, y in zip(d_parameters, more, strict=True)]
                 steps.append((d_own,) if self.cell.one_gradient else (d_own, d_upper))
-            stacked = (tf.stack(values[::-1], 2) for values in zip(*steps, strict=True))
+            stacked = (tf.transpose(tf.stack(x[::-1]), [2, 0, 3, 1, 4]) for x in zip(*steps, strict=True))
             return d_h, d_c, d_parameters, *(array.write(k, x) for array, x in zip(arrays, stacked, strict=True))
 
         d_parameters = [] if self.cell.one_gradient else [tf.zeros_like(x) for x in parameters]
         arrays = [self._array(self.dtype) for _ in range(1 if self.cell.one_gradient else 2)]
         d_h, d_c, d_parameters, *arrays = self._loop(body, (self._widen(d_h), d_c, d_parameters, *arrays))
-        d_own, d_upper = arrays[0].stack(), arrays[-1].stack()  # [bodies, 4, lanes, body, batch, units]
-        inputs = hs[:, :-1]
-        if self.masks is not None:
-            inputs *= tf.transpose(self.masks, [0, 2, 1, 3, 4])
-        d_projected = tf.transpose(d_upper[:, :, : self.fed], [2, 0, 3, 4, 1, 5])
-        d_projected = tf.reshape(d_projected, [self.fed, self.bodies * self.body, -1, 4 * self.units])[:, : self.time]
-        d_links = _kernel_gradient(inputs, d_upper[:, :, 1:]) if self.linked else tf.zeros_like(links)
-        if d_parameters:
-            d_bias = d_parameters.pop(2)
-        else:
-            d_bias = tf.reshape(tf.einsum("kgnjbu->ngu", self._widen(d_upper)), [self.lanes, 4 * self.units])
+        d_own, d_upper = (self._flat(array.stack()) for array in (arrays[0], arrays[-1]))
+        d_recurrent, d_links = self._kernel_gradients(hs, d_own, d_upper)
+        d_projected = self._by_time(d_upper[:, : self.fed], 0)
+        d_bias = d_parameters.pop(2) if d_parameters else tf.einsum("knjbu->nu", self._widen(d_upper))
         narrow = [tf.cast(x, self.dtype) for x in (d_bias, d_h)]
         d_normalization = [tf.cast(x, y.dtype) for x, y in zip(d_parameters, normalization, strict=True)]
-        return d_projected, _kernel_gradient(hs, d_own), d_links, *narrow, d_c, *d_normalization
+        return d_projected, d_recurrent, d_links, *narrow, d_c, *d_normalization
+
+    def _kernel_gradients(self, hs, d_own, d_upper):
+        """Gradients by the recurrent kernels and the links, in one product where one gradient serves both."""
+        product = "knjbu,knjbv->nuv"
+        if not self.linked:
+            return tf.einsum(product, hs, d_own), tf.zeros([0, self.units, 4 * self.units], self.dtype)
+        below = hs[:, :-1] if self.masks is None else hs[:, :-1] * tf.transpose(self.masks, [0, 2, 1, 3, 4])
+        if not self.cell.one_gradient:
+            return tf.einsum(product, hs, d_own), tf.einsum(product, below, d_upper[:, 1:])
+        both = tf.einsum(product, tf.concat([hs, _pad(below, 1, 0, axis=1)], -1), d_own)
+        return both[:, : self.units], both[1:, self.units :]
 
     # -- steps, loops and their arrays ---------------------------------------------------------------------------------
 
@@ -227,10 +234,14 @@ class _Passes:
         return tf.reshape(padded, [*shape[:axis], self.bodies, self.body, *shape[axis + 1 :]])
 
     def _by_time(self, x: tf.Tensor, first: int) -> tf.Tensor:
-        """[bodies, lanes, body, batch, units] as [lanes, time, batch, units], from step `first` on."""
-        x = tf.transpose(x, [1, 0, 2, 3, 4])
-        x = tf.reshape(x, [_size(x, 0), self.bodies * self.body, _size(x, 3), self.units])
+        """[bodies, lanes, body, batch, width] as [lanes, time, batch, width], from step `first` on."""
+        lanes, batch, width = (_size(x, axis) for axis in (1, 3, 4))
+        x = tf.reshape(tf.transpose(x, [1, 0, 2, 3, 4]), [lanes, self.bodies * self.body, batch, width])
         return x[:, first : first + self.time]
+
+    def _flat(self, d_gates: tf.Tensor) -> tf.Tensor:
+        """[bodies, lanes, body, batch, 4·units] of [bodies, lanes, body, batch, 4, units]."""
+        return tf.reshape(d_gates, [self.bodies, self.lanes, self.body, _size(d_gates, 3), 4 * self.units])
 
     def _widen(self, x: tf.Tensor) -> tf.Tensor:
         return tf.cast(x, self.wide)
@@ -261,9 +272,3 @@ def _by_gate(kernels: tf.Tensor) -> tf.Tensor:
     """[4, lanes, units, units] of kernels [lanes, units, 4·units]: each gate's part, transposed."""
     lanes, units, _ = kernels.shape
     return tf.transpose(tf.reshape(kernels, [lanes, units, 4, units]), [2, 0, 3, 1])
-
-
-def _kernel_gradient(inputs: tf.Tensor, d_gates: tf.Tensor) -> tf.Tensor:
-    """[lanes, units, 4·units] of inputs [bodies, lanes, body, batch, units] and gradients [bodies, 4, lanes, …, units]."""
-    gradient = tf.einsum("knjbu,kgnjbv->nugv", inputs, d_gates)
-    return tf.reshape(gradient, [gradient.shape[0], gradient.shape[1], -1])
