@@ -1,103 +1,196 @@
-"""A stack of LSTM layers that advances along its diagonal: pure TensorFlow, fast under XLA (jit_compile=True).
+"""WavefrontLSTM: a stack of LSTM layers that advances along its diagonal. Pure TensorFlow, made for XLA.
 
-models/wavefront_schedule.py is the schedule, models/wavefront_cells.py the arithmetic of one step. This module chooses what
-advances together.
+    model = keras.Sequential([
+        keras.Input((None, 64)),
+        WavefrontLSTM(256, num_layers=3, dropout=0.2, return_sequences=True),
+        keras.layers.Dense(10),
+    ])
+    model.compile("adam", loss, jit_compile=True)
+
+One such layer is a whole stack. It computes, and trains like, as many keras.layers.LSTM with their default arguments, with
+these differences:
+
+- A mask has to be right-padded, and past the end of a sequence the outputs are 0 (Keras repeats the last one).
+- `dropout` acts between the layers, on every step anew.
+
+Without jit_compile=True it gives the same numbers, slower.
+
+Where to read on: models/wavefront_stacking.py chooses what of the stack advances together, models/wavefront_schedule.py is the
+schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step. models/wavefront_convert.py goes to and
+from keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of
+models/layouts.py, so a file of an LSTM stack opens in WavefrontLSTM and in CudnnLSTMLayer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import functools
+import inspect
+from collections.abc import Mapping
 
+import keras
+import numpy as np
 import tensorflow as tf
 
-from models.wavefront_schedule import UNROLL, advance
+from models import cudnn_checks
+from models.stack_layer import StackLayer
+from models.stack_spec import canonical_shapes, check_names
+from models.wavefront_stacking import Layer, bidirectional_stack, lstm_stack
+from models.weights import Shapes
 
-# Bytes of one recurrent kernel from which on the layers take turns: a step then waits for the weights to come from memory,
-# and a product of all layers at once would read the kernels of the links at every step too.
-TURNS_FROM_BYTES = 16 * 2**20
+NORMALIZATION = {"own_gain": 4, "upper_gain": 4, "c_gain": 1, "c_bias": 1}  # of a layer: sizes in units
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+INSTEAD = {
+    "time_major": "give inputs [batch, time, features]",
+    "go_backwards": "use direction='bidirectional', or reverse the inputs",
+}
 
 
-class Layer(NamedTuple):
-    """The weights of one layer and direction.
+@keras.saving.register_keras_serializable("lstm_benchmarks")
+class WavefrontLSTM(StackLayer):
+    """A stack of LSTM layers.
+
+    Args:
+        units: units of every layer (and of each of its directions).
+        num_layers: layers in the stack.
+        direction: "unidirectional" or "bidirectional", which runs every layer both ways and concatenates the outputs. Then the
+            two directions of a layer advance together, and the layers in turn.
+        dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
+        layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
+        return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
+            backward direction: at the beginning).
+        return_state: whether to return the final states too.
+        stateful: whether a batch starts from the final states of the one before. The batch size must be fixed then.
+        seed: of dropout, a non-negative integer; None draws one.
+        kwargs: name, dtype, trainable and so on of keras.layers.Layer.
+
+    Call arguments are those of StackLayer.call, inputs [batch, time, features].
 
     Attributes:
-        kernel, recurrent, bias: [input, 4·units], [units, 4·units] and [4·units], gates in Keras' order.
-        normalization: own_gain and upper_gain [4·units], c_gain and c_bias [units] of a layer-normalised layer; else none.
+        parameters: the weights under their canonical names; empty until the layer is built.
+        spec: StackSpec of the stack; None until the layer is built.
+        states: of a stateful layer, the variables [h, c].
+
+    Raises:
+        ValueError: an argument is none of these, or one of keras.layers.LSTM that has no counterpart here.
     """
 
-    kernel: tf.Tensor
-    recurrent: tf.Tensor
-    bias: tf.Tensor
-    normalization: Sequence[tf.Tensor] = ()
+    def __init__(
+        self,
+        units: int,
+        num_layers: int = 1,
+        *,
+        direction: str = "unidirectional",
+        dropout: float = 0.0,
+        layer_normalization: bool = False,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        stateful: bool = False,
+        seed: int | None = None,
+        **kwargs,
+    ) -> None:
+        kwargs = _without_defaults_of_keras(kwargs)
+        super().__init__(units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs)
+        if self.dropout == 1:
+            raise ValueError(
+                "dropout: 1 given, expected a number from 0 to below 1: nothing would reach the next layer"
+            )
+        self.layer_normalization = cudnn_checks.boolean("layer_normalization", layer_normalization)
+        if seed is not None:
+            cudnn_checks.integer("seed", seed, 0, 2**31 - 1)
+        if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
+            raise ValueError(
+                f"dtype: policy {self.dtype_policy.name} given, expected float32, float64, float16, mixed_float16 or "
+                "mixed_bfloat16"
+            )
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.parameters = {}
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "layer_normalization": self.layer_normalization, "seed": self.seed}
+
+    def get_canonical(self) -> dict[str, np.ndarray]:
+        """The weights in the canonical form (models/layouts.py), and those of layer normalisation, lstm_0/forward/own_gain and
+        so on."""
+        self._check_built()
+        return {name: variable.numpy() for name, variable in self.parameters.items()}
+
+    def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Load weights in that form, of any float dtype.
+
+        Raises:
+            ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
+        """
+        self._check_built()
+        for name, array in check_names("weights", weights, self._shapes()).items():
+            self.parameters[name].assign(array)
+
+    def _shapes(self) -> Shapes:
+        """Of `parameters`: each pseudo-layer's three tensors, then its layer normalisation."""
+        shapes: Shapes = {}
+        for name, shape in canonical_shapes(self.spec).items():
+            shapes[name] = shape
+            if self.layer_normalization and name.endswith("/bias"):
+                place = name.removesuffix("bias")
+                shapes |= {place + part: (size * self.units,) for part, size in NORMALIZATION.items()}
+        return shapes
+
+    def _create_weights(self) -> None:
+        self.parameters = {
+            name: self.add_weight(
+                shape=shape,
+                initializer=functools.partial(self._initial_weight, name),
+                name=name.replace("/", "."),  # Keras takes no slash
+            )
+            for name, shape in self._shapes().items()
+        }
+
+    def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
+        return [compute, tf.float32 if compute.size == 2 else compute]
+
+    def _run(self, x, states, lengths, training):
+        x = _with_steps(x)
+        arrays = [tf.cast(tf.convert_to_tensor(variable), x.dtype) for variable in self.parameters.values()]
+        size = len(arrays) // self.spec.num_pseudo_layers
+        own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
+        layers = [Layer(*parts[:3], parts[3:]) for parts in own]
+        dropout = None
+        if training and self.dropout and self.num_layers > 1:
+            dropout = functools.partial(keras.random.dropout, rate=self.dropout, seed=self.seed_generator)
+        if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
+            within = tf.transpose(tf.sequence_mask(lengths, tf.shape(x)[0]))
+            x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
+        if self.spec.bidirectional:
+            run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))
+        else:
+            run = lstm_stack
+        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout)
+        return outputs, finals
 
 
-def layers_together(num_layers: int, units: int, itemsize: int) -> int:
-    """How many layers advance together: all of them, or one at a time where a step waits for its weights.
-
-    Args:
-        itemsize: bytes of a number in the products.
-    """
-    return 1 if 4 * units * units * itemsize >= TURNS_FROM_BYTES else num_layers
-
-
-def lstm_stack(
-    inputs: tf.Tensor,
-    layers: Sequence[Layer],
-    h: tf.Tensor,
-    c: tf.Tensor,
-    *,
-    lengths: tf.Tensor | None = None,
-    dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    together: int | None = None,
-    unroll: int = UNROLL,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run a stack of unidirectional layers.
-
-    Args:
-        inputs: [time, batch, features], float16, float32 or float64, the dtype of all weights too.
-        layers: from the lowest up.
-        h, c: initial states [layers, batch, units]; c is float32 where inputs are float16.
-        lengths: steps [batch] int32 of each sequence, or None: all of time.
-        dropout: applied to what goes from one layer to the next, or None.
-        together: layers that advance together; None: by layers_together.
-
-    Returns:
-        outputs [time, batch, units], 0 behind a sequence's end, and the states h, c at each sequence's end.
-    """
-    units = layers[0].recurrent.shape[0]
-    together = together or layers_together(len(layers), units, inputs.dtype.size)
-    finals = []
-    for first in range(0, len(layers), together):
-        group = layers[first : first + together]
-        if first and dropout:
-            inputs = dropout(inputs)
-        inputs, *final = _group(
-            inputs, group, h[first : first + together], c[first : first + together], lengths, dropout, unroll
-        )
-        finals.append(final)
-    h, c = (tf.concat(states, 0) for states in zip(*finals, strict=True))
-    return inputs, h, c
+def _with_steps(x: tf.Tensor) -> tf.Tensor:
+    """x [time, batch, features], which has a step at least."""
+    wrong = "inputs: no steps given, expected one at least"
+    if x.shape[0] == 0:
+        raise ValueError(wrong)
+    if x.shape[0] is not None:
+        return x
+    with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(x)[0], wrong)]):
+        return tf.identity(x)
 
 
-def _group(inputs, group, h, c, lengths, dropout, unroll):
-    """The layers of `group` together: their outputs [time, batch, units] and final states."""
-    time, batch, features = (inputs.shape[k] if inputs.shape[k] is not None else tf.shape(inputs)[k] for k in range(3))
-    projected = tf.matmul(tf.reshape(inputs, [-1, features]), group[0].kernel)
-    links = masks = None
-    if len(group) > 1:
-        links = tf.stack([layer.kernel for layer in group[1:]])
-        if dropout:
-            units = links.shape[1]
-            masks = dropout(tf.ones([time + len(group) - 1, len(group) - 1, batch, units], inputs.dtype))
-    outputs, h, c = advance(
-        tf.reshape(projected, [1, time, batch, projected.shape[-1]]),
-        tf.stack([layer.recurrent for layer in group]),
-        links,
-        tf.stack([layer.bias for layer in group]),
-        h,
-        c,
-        lengths=lengths,
-        masks=masks,
-        normalization=[tf.stack(parts) for parts in zip(*(layer.normalization for layer in group), strict=True)],
-        unroll=unroll,
-    )
-    return outputs[0], h, c
+def _without_defaults_of_keras(kwargs: Mapping) -> dict:
+    """`kwargs` without arguments of keras.layers.LSTM that say what this layer does anyway; what it does not is an error."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(keras.layers.LSTM).parameters.items()
+        if parameter.default is not parameter.empty
+    } | {"time_major": False}
+    for name, value in kwargs.items():
+        if name in defaults and not _same(value, defaults[name]):
+            instead = INSTEAD.get(name, f"use keras.layers.LSTM(…, {name}={value!r})")
+            raise ValueError(f"{name}: {value!r} given, not supported, expected {defaults[name]!r}; {instead}")
+    return {name: value for name, value in kwargs.items() if name not in defaults}
+
+
+def _same(value, default) -> bool:
+    """Whether an argument is the default; one that is an array or an object is not."""
+    return value is default or (isinstance(value, str | bool | int | float) and value == default)

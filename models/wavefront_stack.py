@@ -5,11 +5,11 @@ import tensorflow as tf
 
 from models import layouts
 from models.stack import Stack
-from models.wavefront import Layer, lstm_stack
+from models.wavefront_stacking import Layer, lstm_stack
 
 
 class WavefrontStack(Stack):
-    """models.wavefront.lstm_stack on the variables of a Stack: kernel, recurrent kernel and bias per layer, as Keras has them.
+    """lstm_stack of wavefront_stacking.py on the variables of a Stack: kernel, recurrent kernel and bias per layer, as in Keras.
 
     States are one pair (h, c), each [layers, batch, units]; c is float32 where the stack is float16.
     """
