@@ -61,9 +61,24 @@ choose_build() { # sets $build: cuda or cpu
   if gpu_answers; then build=cuda; fi
 }
 
+lock_head() { # prints the first line of requirements-BUILD.lock as it has to be for today's requirements: lock_head BUILD
+  "$python" -c 'import hashlib, sys
+content = b"".join(open(path, "rb").read() for path in sys.argv[2:])
+made_of = f"requirements.txt and requirements-{sys.argv[1]}.txt"
+print(f"# Made by ./lock.sh, edit {made_of} instead; of these two, sha256:{hashlib.sha256(content).hexdigest()}")
+' "$1" "$root/requirements.txt" "$root/requirements-$1.txt"
+}
+
+require_lock() { # refuses a lock that was made of other requirements: require_lock BUILD
+  local lock="requirements-$1.lock" head=""
+  read -r head <"$root/$lock" || true
+  [ "$head" = "$(lock_head "$1")" ] && return
+  die 2 "$lock was not made of today's requirements.txt and requirements-$1.txt: run ./lock.sh, or restore these files"
+}
+
 wanted() { # prints what the stamp says after a complete install: wanted BUILD MINOR
   echo "tensorflow for $1, Python 3.$2"
-  cat "$root/requirements.txt" "$root/requirements-$1.txt"
+  cat "$root/requirements.txt" "$root/requirements-$1.txt" "$root/requirements-$1.lock"
 }
 
 venv_is_current() { # the CUDA build also runs on the CPU, so that only a CPU build has to ask for a GPU
@@ -91,6 +106,7 @@ install() { # makes .venv anew with $python and $build
   if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && [ ! -e "$stamp" ] && [ ! -e "$incomplete" ]; then
     die 2 "$venv was not made by this script: move it away, or use your own Python with --no-install"
   fi
+  require_lock "$build"
   local size="about 2 GB" started=$SECONDS
   if [ "$build" = cuda ]; then size="about 7 GB, CUDA included"; fi
   echo "installing TensorFlow for $build into .venv ($size, once)" >&2
@@ -99,7 +115,7 @@ install() { # makes .venv anew with $python and $build
   rm -rf "$venv"
   "$python" -m venv "$venv" >&2 </dev/null ||
     die 1 "$python -m venv failed (see above; Debian and Ubuntu need the package python3-venv)"
-  pip_install "requirements-$build.txt" -r "$root/requirements-$build.txt"
+  pip_install "requirements-$build.lock" --require-hashes -r "$root/requirements-$build.lock"
   wanted "$build" "$(minor_version "$venv/bin/python")" >"$stamp.tmp"
   mv "$stamp.tmp" "$stamp"
   rm "$incomplete"
@@ -141,8 +157,10 @@ install_dev() { # what the tests need on top, once
 resolved() { # resolved PIP-ARGUMENTS... prints what pip would install, downloads no package, installs nothing
   "$python" -m pip install --dry-run --ignore-installed --quiet --report - "${pip_options[@]}" "$@" </dev/null |
     "$python" -c 'import json, sys
-found = [package["metadata"] for package in json.load(sys.stdin)["install"]]
-print(*sorted("{name}=={version}".format(**package) for package in found), sep="\n")'
+found = json.load(sys.stdin)["install"]
+sums = [package["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "unknown") for package in found]
+names = ["{name}=={version}".format(**package["metadata"]) for package in found]
+print(*sorted(f"{name} sha256:{digest}" for name, digest in zip(names, sums)), sep="\n")'
 }
 
 dry_run_install() { # dry_run_install PEERS: what would be installed here, with PEERS=yes the peers too

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness import jobs, records, suite
+from tests.test_lock import locked
 
 PROJECT = Path(__file__).resolve().parents[1]
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -67,7 +68,7 @@ class Checkout:
         self.folder = folder
         self.root.mkdir()
         self.bin.mkdir()
-        for name in ("run_all.sh", "run_tests.sh", *(path.name for path in PROJECT.glob("requirements*.txt"))):
+        for name in ("run_all.sh", "run_tests.sh", *(path.name for path in PROJECT.glob("requirements*"))):
             shutil.copy(PROJECT / name, self.root)
         shutil.copytree(PROJECT / "harness", self.root / "harness", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "benchmarks").mkdir()
@@ -107,7 +108,7 @@ class Checkout:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def requirements(self) -> list[str]:
-        return [match[1] for note in self.notes() if (match := re.search(r"(requirements[\w-]*\.txt)$", note))]
+        return [match[1] for note in self.notes() if (match := re.search(r"(requirements[\w-]*\.(?:txt|lock))$", note))]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def checkout(tmp_path):
 def test_second_run_installs_nothing_and_reaches_its_first_row_within_3_s(checkout):
     first = checkout.run("--out=one")
     assert first.returncode == 0, first.stderr
-    assert checkout.requirements() == ["requirements-cpu.txt"]
+    assert checkout.requirements() == ["requirements-cpu.lock"] and "--require-hashes" in checkout.notes()[-1]
     noted = checkout.notes()
     begin = time.time()
     second = checkout.run("--out=two")
@@ -134,7 +135,7 @@ def test_second_run_installs_nothing_and_reaches_its_first_row_within_3_s(checko
 def test_cuda_is_installed_only_where_nvidia_smi_lists_a_gpu(checkout, does, build):
     checkout.nvidia_smi(does)
     assert checkout.run("--out=one").returncode == 0
-    assert checkout.requirements() == [f"requirements-{build}.txt"]
+    assert checkout.requirements() == [f"requirements-{build}.lock"]
 
 
 def test_gpu_that_appears_replaces_the_cpu_build_and_one_that_goes_changes_nothing(checkout):
@@ -143,12 +144,12 @@ def test_gpu_that_appears_replaces_the_cpu_build_and_one_that_goes_changes_nothi
     checkout.run("--out=two")
     checkout.nvidia_smi("exit 9")
     checkout.run("--out=three")
-    assert checkout.requirements() == ["requirements-cpu.txt", "requirements-cuda.txt"]
+    assert checkout.requirements() == ["requirements-cpu.lock", "requirements-cuda.lock"]
 
 
 def test_changed_pin_or_other_python_installs_anew(checkout):
     checkout.run("--out=one")
-    with (checkout.root / "requirements.txt").open("a") as file:
+    with (checkout.root / "requirements-cpu.lock").open("a") as file:
         file.write("# changed\n")
     checkout.run("--out=two")
     assert checkout.notes().count("venv") == 2
@@ -157,13 +158,23 @@ def test_changed_pin_or_other_python_installs_anew(checkout):
     assert checkout.notes().count("venv") == 3
 
 
+def test_pin_that_the_lock_does_not_have_is_refused_and_the_environment_is_kept(checkout):
+    checkout.run("--out=one")
+    noted = checkout.notes()
+    with (checkout.root / "requirements.txt").open("a") as file:
+        file.write("tqdm==4.0.0\n")
+    refused = checkout.run("--out=two")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "run ./lock.sh" in refused.stderr
+    assert checkout.notes() == noted and (checkout.root / ".venv" / "lstm-bench-installed").exists()
+
+
 # The peers
 
 
 @pytest.mark.parametrize("does, build", [('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"', "cuda"), ("exit 9", "cpu")])
 def test_peers_are_installed_once_on_top_of_the_build_at_hand_and_only_when_asked_for(checkout, does, build):
     checkout.nvidia_smi(does)
-    own, peers = [f"requirements-{build}.txt"], ["requirements-peers.txt", f"requirements-peers-{build}.txt"]
+    own, peers = [f"requirements-{build}.lock"], ["requirements-peers.txt", f"requirements-peers-{build}.txt"]
     assert checkout.run("--out=one").returncode == 0
     assert checkout.requirements() == own
     done = checkout.run("--peers", "--out=two")
@@ -178,7 +189,7 @@ def test_peers_are_installed_once_on_top_of_the_build_at_hand_and_only_when_aske
 
 def test_peers_come_with_the_first_install_too_and_their_changed_pin_renews_them_alone(checkout):
     assert checkout.run("--peers", "--out=one").returncode == 0
-    assert checkout.requirements() == ["requirements-cpu.txt", "requirements-peers.txt", "requirements-peers-cpu.txt"]
+    assert checkout.requirements() == ["requirements-cpu.lock", "requirements-peers.txt", "requirements-peers-cpu.txt"]
     with (checkout.root / "requirements-peers-cpu.txt").open("a") as file:
         file.write("# changed\n")
     assert checkout.run("--peers", "--out=two").returncode == 0
@@ -212,7 +223,8 @@ def test_tests_need_the_peers_that_fit_the_build_and_no_second_pytorch(checkout)
     script = 'set -euo pipefail; root=$1; . "$root/harness/setup_env.sh"; venv_is_current; install_dev; install_dev'
     for build in ("cpu", "cuda"):
         stamp = checkout.root / ".venv" / "lstm-bench-installed"
-        pins = [(checkout.root / name).read_text() for name in ("requirements.txt", f"requirements-{build}.txt")]
+        names = ("requirements.txt", f"requirements-{build}.txt", f"requirements-{build}.lock")
+        pins = [(checkout.root / name).read_text() for name in names]
         stamp.write_text("".join([f"tensorflow for {build}, Python 3.{sys.version_info[1]}\n", *pins]))
         command = ["bash", "-c", script, "bash", checkout.root]
         done = subprocess.run(
@@ -270,7 +282,7 @@ def test_all_that_pytorch_depends_on_is_pinned_in_a_version_that_serves_it(build
 def test_failed_install_is_one_line_with_status_1_and_is_redone(checkout):
     (checkout.folder / "pip-fails").touch()
     failed = checkout.run("--out=one")
-    assert failed.returncode == 1 and "error: requirements-cpu.txt could not be installed" in failed.stderr
+    assert failed.returncode == 1 and "error: requirements-cpu.lock could not be installed" in failed.stderr
     (checkout.folder / "pip-fails").unlink()
     assert checkout.run("--out=one").returncode == 0
     assert checkout.notes().count("venv") == 2
@@ -350,11 +362,15 @@ def test_requirements_resolve_with_cuda_only_where_there_is_a_gpu(checkout, does
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pinned.splitlines() if "==" in line}
     unpinned = [name for name in found if "==" in name and name.split("==")[0] not in pinned]
     assert unpinned == ["tensorflow==2.21.0"] * (build == "cuda")  # pinned as tensorflow[and-cuda]
+    files = re.findall(r"^(\S+)==(\S+) sha256:([0-9a-f]{64})$", output, re.MULTILINE)
+    assert len(files) > 50
+    for name, version, digest in files:  # what pip finds is what the lock names, file by file
+        assert digest in locked(build)[canonicalize_name(name), version], f"{name} {version}"
 
 
 TINY = ["--units=8", "--embedding=8", "--time-steps=5", "--num-sequences=256", "--train-sequences=256",
-        "--train-words=8000", "--eval-words=2000", "--epochs=1", "--warmup-batches=1", "--timed-batches=2", "--blocks=1",
-        "--min-block-s=0"]  # fmt: skip
+        "--train-words=8000", "--eval-words=2000", "--epochs=1", "--warmup-batches=1", "--warmup-limit-s=0",
+        "--timed-batches=2", "--blocks=1", "--min-block-s=0"]  # fmt: skip
 
 
 def test_tiny_settings_are_options_of_the_scripts_and_those_of_ci():
