@@ -16,6 +16,7 @@ import tensorflow as tf
 from models import trial_parts
 from models.expected import SHOWN, upstream
 from models.graph_difference import graph_difference
+from models.softmax_loss import padded, softmax_losses
 from models.stack import Stack
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
@@ -45,7 +46,7 @@ class LanguageModel:
         eager: run op by op instead of as one tf.function.
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
-        jit_compile: compile each step as a whole with XLA.
+        jit_compile: compile each step as a whole with XLA, with the softmax of models/softmax_loss.py.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LanguageModel:
         compile_rest: bool = False,
         jit_compile: bool = False,
     ) -> None:
-        self.stack, self.optimizer = stack, optimizer
+        self.stack, self.optimizer, self.jit_compile = stack, optimizer, jit_compile
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
         dtype = "float64" if stack.dtype == "float64" else "float32"
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
@@ -81,7 +82,9 @@ class LanguageModel:
         self._start = [tf.identity(v.value) for v in (*self.variables, *optimizer.variables)]
         if compile_rest:
             self._head, self._update = (tf.function(f, jit_compile=True) for f in (self._head, self._update))
-        compiled = (lambda function: function) if eager else functools.partial(tf.function, jit_compile=jit_compile or None)
+        compiled = functools.partial(tf.function, jit_compile=jit_compile or None)
+        if eager:
+            compiled = lambda function: function  # noqa: E731
         self._forward, self._train = compiled(self._forward_step), compiled(self._train_step)
         self._stack = compiled(self._stack_step)
         self._train_without_dropout = None  # where that is another graph
@@ -136,7 +139,7 @@ class LanguageModel:
         """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
         loss, hidden, logits, _ = self._forward(*self.batches[0], self.states)
         hidden, logits = (self._batch_major(x.numpy()) for x in (hidden, logits))
-        return {"loss": loss.numpy(), "hidden": hidden, "logits": logits[:SHOWN]}
+        return {"loss": loss.numpy(), "hidden": hidden, "logits": logits[:SHOWN, :, : self.bias.shape[0]]}
 
     def forward_losses(self, count: int) -> np.ndarray:
         """Losses [count] of forward passes over the first batches."""
@@ -250,7 +253,12 @@ class LanguageModel:
         return hidden, dropout(hidden) if dropout else hidden, final_states
 
     def _head(self, hidden, targets, kernel, bias):
-        """Logits [batch, time, vocabulary] and the loss, from what the stack put out, behind its dropout."""
+        """Logits [batch, time, vocabulary] and the loss, from what the stack put out, behind its dropout.
+
+        Under jit_compile the vocabulary is padded.
+        """
+        if self.jit_compile:
+            kernel, bias = padded(kernel, bias)
         flat = tf.reshape(hidden, [-1, self.stack.units])
         logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
         logits = (_add_bias_in_float16 if flat.dtype == tf.float16 else tf.nn.bias_add)(logits, bias)
@@ -258,9 +266,11 @@ class LanguageModel:
         return logits, self._loss(logits, targets)
 
     def _loss(self, logits, targets):
-        if logits.dtype == tf.float16:
-            logits = tf.cast(logits, tf.float32)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # [batch, time]
+        if self.jit_compile:
+            losses = softmax_losses(logits, targets)  # [batch, time]
+        else:
+            logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
         return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=self._time_axis))
 
     def _forward_step(self, tokens, targets, states):

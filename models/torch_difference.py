@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 # Arguments of aten::_cudnn_rnn and its backward that follow from the rate: itself, the generator that a rate of 0 does
 # without, and what the forward pass keeps for the backward one, masks among it.
 RATE_ARGUMENTS = ("dropout", "dropout_state", "reserve")
-GENERATOR = "_cudnn_init_dropout_state"  # runs once in a process
+# Not of the step: cuDNN's random generator, made once in a process, and marks for a profiler, which print their address.
+NOT_OF_THE_STEP = r"_cudnn_init_dropout_state|^profiler\."
 
 Ops = list[tuple[str, dict[str, str]]]  # (op, {argument: value}), in the order of their launches
 
@@ -28,7 +29,7 @@ class _Recorder(TorchDispatchMode):
         given = dict(zip(names, args, strict=False)) | kwargs
         if re.search(r"_cudnn_rnn(_backward)?\b", str(function)):
             given = {name: value for name, value in given.items() if name not in RATE_ARGUMENTS}
-        if GENERATOR not in str(function):
+        if not re.search(NOT_OF_THE_STEP, str(function)):
             self.ops.append((str(function), {name: _described(value) for name, value in given.items()}))
         return function(*args, **kwargs)
 
@@ -46,9 +47,14 @@ def _leaf(value: object) -> str:
 
 
 def ops_of(step: Callable[[], object]) -> Ops:
-    """The aten ops that `step` dispatches, run op by op: without torch.compile, and in no CUDA graph."""
-    with torch.compiler.set_stance("force_eager"), _Recorder() as recorder:
+    """The aten ops that `step` dispatches, run op by op: without torch.compile, and in no CUDA graph.
+
+    It runs twice: what is made in a first run and kept, such as cuDNN's generator of dropout masks, is not of the step.
+    """
+    with torch.compiler.set_stance("force_eager"):
         step()
+        with _Recorder() as recorder:
+            step()
     return recorder.ops
 
 

@@ -207,9 +207,9 @@ class _Passes:
 
     def _active(self, k, j: int) -> tf.Tensor | None:
         """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are."""
-        if isinstance(k, int) and isinstance(self.time, int) and self.lengths is None:
-            if self.lag <= k * self.body + j < self.time:
-                return None
+        known = isinstance(k, int) and isinstance(self.time, int) and self.lengths is None
+        if known and self.lag <= k * self.body + j < self.time:
+            return None
         time = k * self.body + j - self.lane
         end = self.time if self.lengths is None else tf.reshape(self.lengths, [1, -1, 1])
         return (time >= 0) & (time < end)
@@ -218,10 +218,12 @@ class _Passes:
         """`body` with k = 0, 1, … on what it returned before; one without a loop where it is the only one."""
         if isinstance(self.bodies, int) and self.bodies == 1:
             return body(0, *values)
-        step = lambda k, *values: (k + 1, *body(k, *values))  # noqa: E731
-        return tf.while_loop(
-            lambda k, *_: k < self.bodies, step, (tf.constant(0), *values), maximum_iterations=self.bodies
-        )[1:]
+
+        def step(k, *values):
+            return k + 1, *body(k, *values)
+
+        start = (tf.constant(0), *values)
+        return tf.while_loop(lambda k, *_: k < self.bodies, step, start, maximum_iterations=self.bodies)[1:]
 
     def _array(self, dtype) -> tf.TensorArray:
         return tf.TensorArray(dtype, self.bodies)

@@ -1,0 +1,36 @@
+"""Cross-entropy over a large vocabulary as XLA runs it best: on a padded vocabulary, with the gradient written out.
+
+TensorFlow's own op gives the loss and the gradient in its forward pass. Compiled by XLA that is a softmax written to memory and
+read again, and where the vocabulary is no multiple of 8 its gradient is copied once more, into a padded array, for the
+products behind it. Padding the kernel instead, which is small, keeps every product aligned.
+"""
+
+import tensorflow as tf
+
+MULTIPLE = 64  # of a padded vocabulary: lines of 128 bytes at float16
+NEVER = -3e4  # logit of a word that does not exist: its probability is 0 at every precision
+
+
+def padded(kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """A dense layer's kernel [units, vocabulary] and bias [vocabulary] with words that are never predicted behind the others."""
+    more = -kernel.shape[1] % MULTIPLE
+    return tf.pad(kernel, [[0, 0], [0, more]]), tf.pad(bias, [[0, more]], constant_values=NEVER)
+
+
+@tf.custom_gradient
+def softmax_losses(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """-log softmax(logits)[target], [...] float32 (float64) of logits [..., vocabulary] and targets [...] int64.
+
+    Gradients by the logits come in their dtype, from float32 (float64) arithmetic.
+    """
+    wide = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
+    chosen = tf.range(logits.shape[-1], dtype=targets.dtype) == targets[..., tf.newaxis]
+    normalizer = tf.reduce_logsumexp(wide, axis=-1)
+    losses = normalizer - tf.reduce_sum(tf.where(chosen, wide, tf.zeros([], wide.dtype)), axis=-1)
+
+    def gradient(upstream):
+        probabilities = tf.exp(wide - normalizer[..., tf.newaxis])
+        d_logits = (probabilities - tf.cast(chosen, wide.dtype)) * upstream[..., tf.newaxis]
+        return tf.cast(d_logits, logits.dtype), None
+
+    return losses, gradient
