@@ -23,8 +23,8 @@ CONFIGS = {
                       BATCH_SIZE=32, LEARNING_RATE=1e-3, DECAY=1e-5, EPOCHS=3),
 }
 PRESETS = {
-    "full": dict(ROW_LIMIT_S=900.0),
-    "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0),
+    "full": dict(ROW_LIMIT_S=900.0, ROW_BUDGET_S=300.0),
+    "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0),
 }
 UNITS = None                # LSTM units per layer; None: the config's, as for the next nine
 NUM_LAYERS = None           # LSTM layers
@@ -41,9 +41,10 @@ ROWS = "all"                # comma-separated names from --list
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the weights, the order of the images and the dropout masks
-PROCESSES = 1               # a whole training runs once
+PROCESSES = 1               # a whole training runs once, unless more are asked for
 STAGED_BATCHES = 8          # batches of the proof
-ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's
+ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's, as for the next one
+ROW_BUDGET_S = None         # s; a row that has taken longer gets no further process
 # ---------------------------------------------------------------------------
 # fmt: on
 

@@ -34,9 +34,10 @@ CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutori
                                 CLIP_NORM=10.0, EPOCHS=1, FLAT_EPOCHS=0, LR_DECAY=1.0, INIT_SCALE=0.04),
 }
 PRESETS = {
-    "full": dict(CONFIG="large", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, ROW_LIMIT_S=7200.0, ROW_BUDGET_S=30.0),
-    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, ROW_LIMIT_S=600.0, ROW_BUDGET_S=30.0,
-                  EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
+    "full": dict(CONFIG="large", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=7200.0,
+                 ROW_BUDGET_S=30.0),
+    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0,
+                  ROW_BUDGET_S=30.0, EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
 }
 UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next nine
 TIME_STEPS = None           # steps per sequence
@@ -57,8 +58,9 @@ ROWS = "all"                # comma-separated names from --list
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the weights and states
-WARMUP_BATCHES = 10         # before the clock starts
-TIMED_BATCHES = None        # per block; None: the preset's, as for the next four
+WARMUP_BATCHES = 10         # at least, before the clock starts
+WARMUP_LIMIT_S = None       # s; a warm-up that has not settled by then ends; None: the preset's, as for the next five
+TIMED_BATCHES = None        # per block
 BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row
 ROW_LIMIT_S = None          # s; a process that takes longer is stopped

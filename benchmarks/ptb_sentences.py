@@ -22,10 +22,10 @@ CONFIGS = {                 # of ptb.py, without dropout
     "large": dict(UNITS=1500, CLIP_NORM=10.0),
 }
 PRESETS = {
-    "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=5, PROCESSES=3, ROW_LIMIT_S=600.0,
-                 ROW_BUDGET_S=15.0),
-    "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, ROW_LIMIT_S=300.0,
-                  ROW_BUDGET_S=30.0),
+    "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=5, PROCESSES=3, WARMUP_LIMIT_S=2.0,
+                 ROW_LIMIT_S=600.0, ROW_BUDGET_S=15.0),
+    "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, WARMUP_LIMIT_S=1.0,
+                  ROW_LIMIT_S=300.0, ROW_BUDGET_S=30.0),
 }
 UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next one
 CLIP_NORM = None            # bound of the gradients' global norm
@@ -39,9 +39,10 @@ ROWS = "all"                # comma-separated names from --list
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the weights and states
-WARMUP_BATCHES = 10         # before the clock starts; every staged batch at least once
+WARMUP_BATCHES = 10         # at least, before the clock starts; every staged batch at least once
 STAGED_BATCHES = None       # batches on the device, taken in turn, from the shortest to the longest sentences; None: the
-                            # preset's, as for the next five
+                            # preset's, as for the next six
+WARMUP_LIMIT_S = None       # s; a warm-up that has not settled by then ends
 TIMED_BATCHES = None        # per block
 BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row

@@ -7,6 +7,7 @@ Rows run in turn over several processes (A B C A B C …). A record is rewritten
 """
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -16,19 +17,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from harness import child, machine, options, processes, records, runtimes, schema
+from harness import child, machine, options, processes, records, runtimes, schema, software
 from harness.errors import UserError
 from harness.located import locate
 from harness.provenance import NOT_SETTINGS
+from harness.rounds import Rounds
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
 NOT_IN_REFERENCE = {
     *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS"),
     *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
+    "WARMUP_LIMIT_S",
     *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),
 }
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
-BUDGET_NOTE = "fewer processes: its time was up (ROW_BUDGET_S)"
+MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
+NO_REASON = "the process gave no reason"
+
+
+class CrashError(UserError):
+    """A process that no row can do without came to nothing, whatever the input."""
 
 
 class Row(NamedTuple):
@@ -94,12 +102,15 @@ class Benchmark:
 
 
 def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the script. Exit status 0, 1 where a row failed, 2 for wrong input, 130 after Ctrl-C."""
+    """Run the script. Exit status 0, 1 where a row failed or none could start, 2 for wrong input, 130 after Ctrl-C."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
     try:
         return _Parent(benchmark, argv).run()
+    except CrashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -123,6 +134,7 @@ class _Parent:
         self.constants = self._resolve()
         self.rows = options.rows(self.constants["ROWS"], benchmark.rows)
         self.modes = benchmark.modes(self.flags)
+        self.rounds = self._rounds()
 
     def _resolve(self) -> dict[str, Any]:
         constants = options.resolve(self.header, self.options, self.preset)
@@ -131,6 +143,14 @@ class _Parent:
         if constants["PRECISION"] == "tf32" and self.device == "cpu":
             raise UserError("--precision=tf32: a CPU has no TensorFloat-32; expected fp32 or fp16 with --device=cpu")
         return constants
+
+    def _rounds(self) -> Rounds:
+        """A whole training runs once, unless the user asks for more; a preset's PROCESSES are those of the timed blocks."""
+        processes = self.constants["PROCESSES"]
+        if "fit" in self.modes:
+            processes = self.options.values.get("PROCESSES") or self.header.constants["PROCESSES"].default or 1
+        budget_s = self.constants.get("ROW_BUDGET_S") or self.constants["ROW_LIMIT_S"]
+        return Rounds(processes, budget_s, self.options.repeat_until)
 
     def run(self) -> int:
         if "help" in self.flags:
@@ -143,12 +163,22 @@ class _Parent:
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         locate(self.options.data)
+        if self.device == "gpu" and not machine.gpu_count():
+            raise UserError(machine.NO_GPU)
         if self.echo:
             print(self.echo)
         out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
         with records.open_run(out) as run:
             self.out = run.path
+            try:
+                self._data()  # found, fetched or refused before any row starts
+            except CrashError:
+                raise
+            except UserError:
+                run.discard()
+                raise
             self._write_layout()
+            self.software = software.write(self.out)
             self._run_rows()
             return self._draw()
 
@@ -160,27 +190,28 @@ class _Parent:
     def _run_rows(self) -> None:
         from tqdm import tqdm
 
-        self._data()  # found, fetched or refused before any row starts
         wanted = [row for row in self.rows if not self._settled(row)]
-        rounds = self.constants["PROCESSES"] if "fit" not in self.modes else 1
         spent = dict.fromkeys(wanted, 0.0)
         done = {row: self._processes_done(row) for row in wanted}
-        label = f"{self.benchmark.name} {self.constants['CONFIG']}"
+        label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.rounds.least
         with tqdm(
-            total=len(wanted) * rounds, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
+            total=len(wanted) * least, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
         ) as bar:
-            for process in range(rounds):
+            for process in itertools.count():
+                if not spent:
+                    break
                 for number, row in enumerate(wanted, 1):
-                    if process < done[row] or spent[row] is None:
+                    if row not in spent or process < done[row]:
                         continue
-                    bar.set_description(f"{label}: {row} ({number}/{len(wanted)} rows, process {process + 1}/{rounds})")
+                    place = f"{number}/{len(wanted)} rows, process {process + 1}/{max(least, process + 1)}"
+                    bar.set_description(f"{label}: {row} ({place})")
                     outcome = self._run_process(row, process)
                     spent[row] += outcome.seconds
+                    bar.total += process >= least
                     bar.update()
-                    over = spent[row] > (self.constants.get("ROW_BUDGET_S") or float("inf"))
-                    if not self._keep(row, outcome, process, last=over and process + 1 < rounds):
-                        bar.update(rounds - process - 1)
-                        spent[row] = None
+                    if not self._keep(row, outcome, process, spent[row]):
+                        bar.update(max(0, least - process - 1))
+                        del spent[row]
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
@@ -189,22 +220,20 @@ class _Parent:
                 records.write_record(self.out, self._new_record(row, mode, status="skipped", reason=reason))
             return True
         earlier = self._earlier(row)
-        if not earlier:
-            return False
-        rounds = self.constants["PROCESSES"] if "fit" not in self.modes else 1
-        return all(len(record["blocks_ms"]) >= rounds or BUDGET_NOTE in record["notes"] for record in earlier)
+        return bool(earlier) and self.rounds.ended(earlier)
 
     def _cannot_run(self, row: str) -> str:
         if self.benchmark.rows[row].needs_gpu and self.device == "cpu":
             return "needs an NVIDIA GPU"
-        if self.device == "gpu" and not machine.gpu_count():
-            return "no NVIDIA GPU found"
         if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
             return f"has no {precision}"
         return runtimes.missing(self.benchmark.rows[row].framework)
 
     def _earlier(self, row: str) -> list[dict]:
-        """With --resume: this row's earlier records, all "ok", of the same constants, data, code and machine; else []."""
+        """With --resume: this row's earlier records, all "ok", of the same constants, data, code and machine; else [].
+
+        Else, too, where they are of different numbers of processes: one was killed while it wrote the row's records.
+        """
         found = []
         for mode in self.modes if "resume" in self.flags else ():
             path = records.path_of(self.out, self._new_record(row, mode))
@@ -213,7 +242,7 @@ class _Parent:
             if not record or record["status"] != "ok" or not self._is_comparable(record, framework):
                 return []
             found.append(record)
-        return found
+        return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
 
     def _is_comparable(self, record: Mapping, framework: str) -> bool:
         now = json.loads(json.dumps(self.constants))
@@ -243,7 +272,8 @@ class _Parent:
         return schema.new_record(
             notes=notes if departs else [],
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
-            config=json.loads(json.dumps(self.constants)), published=dict(published), **rest,
+            config=json.loads(json.dumps(self.constants)), published=dict(published),
+            environment={"software": self.software}, **rest,
         )  # fmt: skip
 
     def _run_process(self, row: str, process: int) -> processes.Outcome:
@@ -263,10 +293,11 @@ class _Parent:
         """Have the data sets found, or fetched, once; {"facts", "embedded": why the embedded ones serve, or ""}."""
         if not hasattr(self, "_data_found"):
             outcome = self._task("data", data={"option": self.options.data, "embedded": ""}, log="data")
-            if outcome.result is None or outcome.result.get("error"):
-                raise UserError(
-                    (outcome.result or {}).get("error") or f"the data could not be loaded: {outcome.reason}"
-                )
+            failure = outcome.result or {"error": outcome.reason}
+            if failure.get("wrong_input"):
+                raise UserError(failure["error"])
+            if "error" in failure:
+                raise CrashError(f"the data could not be loaded: {failure['error']}; see {self.out / outcome.log}")
             facts = outcome.result["facts"]
             embedded = facts.get("reason", "") if facts.get("source") == "embedded" else ""
             self._data_found = {"option": self.options.data, "embedded": embedded, "sha256": facts.get("sha256")}
@@ -283,10 +314,11 @@ class _Parent:
         """FLOP/s of a large matmul on this device at this precision, measured once per run (matmul.json)."""
         if not hasattr(self, "_matmul_found"):
             path, key = self.out / "matmul.json", f"{self.device}.{self.constants['PRECISION']}"
-            known = records.read_json(path) if path.exists() else {}
-            if not known.get(key):
-                known[key] = (self._task("matmul").result or {}).get("flops")
-                records.write_json(path, known)
+            known = records.read_figures(path) if path.exists() else {}
+            for _ in range(MATMUL_TRIES):
+                if not known.get(key):
+                    known[key] = (self._task("matmul").result or {}).get("flops")
+            records.write_json(path, known)
             self._matmul_found = known[key]
         return self._matmul_found
 
@@ -304,19 +336,21 @@ class _Parent:
             env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
         )  # fmt: skip
 
-    def _keep(self, row: str, outcome: processes.Outcome, process: int, last: bool) -> bool:
+    def _keep(self, row: str, outcome: processes.Outcome, process: int, spent_s: float) -> bool:
         """Merge a process's result into the row's records, which the first one begins anew; whether the row goes on."""
-        going_on = not last
+        merged = []
         for mode in self.modes:
             path = records.path_of(self.out, self._new_record(row, mode))
             record = records.read_record(path) if process else self._new_record(row, mode)
-            part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason}
-            if last:
-                part["notes"] = [*part.get("notes", []), BUDGET_NOTE]
-            record = schema.merge_process(record, part)
-            records.write_record(self.out, record)
-            going_on &= record["status"] == "ok"
-        return going_on
+            part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason or NO_REASON}
+            if part.get("status") == "failed":
+                part["reason"] = f"{part['reason']}; see {outcome.log}"
+            merged.append(schema.merge_process(record, part))
+        going_on = all(record["status"] == "ok" for record in merged) and not self.rounds.enough(merged)
+        time_is_up = going_on and spent_s > self.rounds.limit_s
+        for record in merged:
+            records.write_record(self.out, self.rounds.noted(record, time_is_up))
+        return going_on and not time_is_up
 
     def _draw(self) -> int:
         from harness import tables

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness import plots, schema
+from harness import cautions, plots, schema
 from harness.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
 from harness.provenance import (
     NOT_SETTINGS,
@@ -16,6 +16,7 @@ from harness.provenance import (
     throttling,
     told,
 )
+from harness.rounds import is_time_up
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
@@ -89,7 +90,7 @@ def build(
                 marks[column] = marks.get(column, "")
                 if not column or column in [heading for heading, _, _ in columns]:
                     marks[column] += notes.mark(ours(note["text"]))
-        for text in record["notes"]:
+        for text in (note for note in record["notes"] if not is_time_up(note)):  # those stand under the table
             marks[""] += notes.mark(plain(text))
         figures = [_figure(record, column, bases) + marks.get(column[0], "") for column in columns]
         description = ours(layout["rows"].get(record["row"], ""))
@@ -199,25 +200,16 @@ def foot(
         lines.append(f"**Embedded data, not the published set**: {told(embedded)}.")
     lines += differences(present)
     timed = [record for record in present if record["status"] == "ok" and record["blocks_ms"]]
-    ranged = ", range in brackets" if any(form.startswith("median_range") for _, _, form in spec["columns"]) else ""
-    if timed and spec["mode"] == "fit":
-        epochs = _count((sum(map(len, record["blocks_ms"])) for record in timed), "epoch", "epochs")
-        lines.append(f"Time per step: median of {epochs}{ranged}.")
-    elif timed:
-        blocks = _count((sum(map(len, record["blocks_ms"])) for record in timed), "block", "blocks")
-        processes = _count((len(record["blocks_ms"]) for record in timed), "process", "processes")
-        lines.append(f"Median of {blocks} in {processes}{ranged}.")
-    if any(record["status"] == "ok" and "fit_s" in record for record in present):
-        lines.append("Each training ran once: its time has no range.")
-    states = {record["row"]: throttling(record) for record in present}
-    slowed = {row: reasons for row, reasons in states.items() if reasons}
-    if slowed:
-        lines.append(
-            "**Clocks throttled**: " + "; ".join(f"`{r}`: {plain(', '.join(why))}" for r, why in slowed.items()) + "."
-        )
+    lines += [how_measured(timed, spec)] if timed else []
+    if trained := [record for record in present if record["status"] == "ok" and "fit_s" in record]:
+        once = all(len(record["blocks_ms"]) == 1 for record in trained)
+        told_once = "Each training ran once: its time has no range."
+        lines.append(told_once if once else "Training time and accuracy are those of a row's first process.")
+    lines += cautions.lines(present, brief)
     if brief:
         return lines
-    if not slowed and any(reasons is not None for reasons in states.values()):
+    states = [throttling(record) for record in present]
+    if any(reasons is not None for reasons in states) and not any(states):
         lines.append("Clocks were not throttled.")
     shared = {name: value for name, value in present[0]["config"].items() if name not in NOT_SETTINGS}
     shared = {name: value for name, value in shared.items() if not isinstance(value, list | dict | None)
@@ -228,6 +220,23 @@ def foot(
     if absent := [row for row in layout["rows"] if row not in measured]:
         lines.append(f"Not run: {listed(absent, at_most=len(absent))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])
+
+
+def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
+    """What the times of a table are, and how to read what stands behind them in its cells."""
+    noun = "epoch" if spec["mode"] == "fit" else "block"
+    each = _count((len(blocks) for record in timed for blocks in record["blocks_ms"]), noun, f"{noun}s")
+    processes = [len(record["blocks_ms"]) for record in timed]
+    ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
+    if max(processes) == 1:
+        in_brackets = " (1), in brackets their range, which says nothing about another process" if ranged else ""
+        return f"Time per step: median of {each} in one process{in_brackets}."
+    text = f"Time per step: median over {_count(processes, 'process', 'processes')} of each one's median of {each}"
+    if ranged:
+        text += "; ±: 95 % interval over the processes, their number in parentheses"
+    if ranged and min(processes) == 1:
+        text += "; in brackets: range within a single process, which says nothing about another one"
+    return f"{text}."
 
 
 def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness import intervals
 from harness.errors import UserError
 
 NONE = "-"
@@ -57,7 +58,7 @@ def split_format(form: str) -> tuple[str, float]:
             format(1 if name.endswith("d") else 1.0, name)
     except ValueError:
         raise UserError(
-            f"column format {form!r}: expected str, median_range, pair, bytes, percent, speedup:<row> or "
+            f"column format {form!r:.60}: expected str, median_range, pair, bytes, percent, speedup:<row> or "
             "Python's, such as .1f"
         ) from None
     return name, multiplier
@@ -74,7 +75,7 @@ def cell(value: Any, form: str) -> str:
         return _cell(value, name, factor)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UserError(
-            f"column format {form!r}: found {value!r:.60}: expected a path to what the format is for"
+            f"column format {form!r:.60}: found {value!r:.60}: expected a path to what the format is for"
         ) from error
 
 
@@ -89,7 +90,11 @@ def _cell(value: Any, name: str, factor: float) -> str:
             value = {"median": statistics.median(value), "min": min(value), "max": max(value)}
         median, low, high = (value[key] * factor for key in ("median", "min", "max"))
         digits = min(4, max(0, 3 - math.floor(math.log10(median)))) if median > 0 else 1  # four significant ones
-        return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+        processes = f" ({value['processes']})" if "processes" in value else ""
+        if (width := intervals.half_width(value)) is not None:
+            return f"{median:.{digits}f} ±{_percent(width)}{processes}"
+        ranged = f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ""
+        return f"{median:.{digits}f}{ranged}{processes}"
     number = statistics.median(value) if isinstance(value, list) else value
     number = number * factor if factor != 1 else number
     if name == "bytes":
@@ -97,6 +102,11 @@ def _cell(value: Any, name: str, factor: float) -> str:
     if name == "percent":
         return f"{number:.0f} %"
     return format(round(number) if name.endswith("d") else number, name)
+
+
+def _percent(fraction: float) -> str:
+    percent = 100 * fraction
+    return ">100 %" if percent > 100 else f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
 
 
 def speedup(record: Mapping, base: Mapping | None, path: str) -> float | None:

@@ -1,5 +1,7 @@
 """What a script does as a child of its own parent: one task, in a process of its own, with its result in a file."""
 
+import errno
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,12 @@ from harness import machine, processes, runtimes
 from harness.errors import UserError
 from harness.located import Located, locate
 
+# How TensorFlow, PyTorch, JAX, XLA and CUDA's libraries say that the device's memory is used up: as an error's type or text.
+OUT_OF_MEMORY = re.compile(
+    r"ResourceExhaustedError|OutOfMemoryError|RESOURCE_EXHAUSTED|out of memory|OUT_OF_MEMORY|ALLOC_FAILED"
+    r"|[Ff]ailed to allocate|Dst tensor is not initialized"
+)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MATMUL = {"gpu": (8192, 10), "cpu": (2048, 3)}  # size and repeats of the plain product that shares are taken of
 
 
@@ -20,24 +28,29 @@ def run(benchmark: Any, job_path: str) -> int:
     try:
         result = _do(benchmark, job, constants)
     except UserError as error:
-        result = _failure(job, benchmark, str(error))
+        result = _failure(job, benchmark, str(error), wrong_input=True)
     except Exception as error:
         traceback.print_exc()
         result = _failure(job, benchmark, _one_line(error))
-    processes.write_result(job, result)
+    try:
+        processes.write_result(job, result)
+    except OSError as error:
+        processes.write_result(job, _failure(job, benchmark, f"its result could not be written: {_one_line(error)}"))
     return 0
 
 
-def _failure(job: Mapping, benchmark: Any, reason: str) -> dict:
+def _failure(job: Mapping, benchmark: Any, reason: str, wrong_input: bool = False) -> dict:
     if job["task"] != "row":
-        return {"error": reason}
+        return {"error": reason, "wrong_input": wrong_input}
     return {mode: {"status": "failed", "reason": reason} for mode in benchmark.modes(set(job["flags"]))}
 
 
 def _one_line(error: Exception) -> str:
     kind, text = type(error).__name__, " ".join(str(error).split())
-    if kind in ("ResourceExhaustedError", "OutOfMemoryError", "MemoryError"):  # TensorFlow's, PyTorch's, the host's
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind}: {text}"):
         return f"out of memory: {text[:200]}; try a smaller --batch-size"
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return f"no space on the disk: {text[:200]}; free some there or in TMPDIR"
     return f"{kind}: {text[:300]}" if text else kind
 
 
@@ -53,7 +66,8 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
     data = benchmark.load(constants, located)
     if job["task"] == "data":
         return {"facts": data.facts}
-    from harness.measurement import Measurement, save_reference
+    from harness.measurement import Measurement
+    from harness.references import save_reference
 
     if job["task"] == "reference":
         save_reference(Path(job["path"]), benchmark.reference(constants, data))

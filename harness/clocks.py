@@ -2,23 +2,42 @@
 
 Seed protocol: 60 batches, the first 10 are warm-up, 50 are timed; the clock stops after a device sync. A block is 50 batches, or
 the multiple of 50 that fills MIN_BLOCK_S; where one batch takes over SLOW_BATCH_S, a block is SLOW_BLOCK batches.
+
+The warm-up is made of small blocks, called windows: one batch, then as many as fill WINDOW_S, then each a quarter longer than the
+last, so that what is noise and not warming up averages out. It is over when the last three windows are within 2 % of each other
+and at least WARMUP_BATCHES batches have run, every staged one among them; or, not settled, when it has taken WARMUP_LIMIT_S (2 s
+in the full preset, 1 s in the quick one, 30 s at most). The least number of batches is the protocol's and goes before the limit.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 SLOW_BATCH_S = 0.1
 SLOW_BLOCK = 5  # batches per block where one batch takes over SLOW_BATCH_S
-PROBE = 3  # batches timed after the warm-up to choose the size of a block
+WINDOW_S = 0.05  # of the warm-up's second window
+WINDOW_GROWTH = 1.25
+SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch
+SETTLED_WINDOWS = 3
+
+
+class Warmup(NamedTuple):
+    """How long the warm-up took, by the clock and in batches, and whether it was over when it ended."""
+
+    seconds: float
+    batches: int
+    settled: bool
 
 
 class Blocks(NamedTuple):
-    """Timed blocks: ms per batch of each block, batches per block, and every step's loss (as the step returned it)."""
+    """Timed blocks: ms per batch of each block, batches per block, every step's loss (as the step returned it), the warm-up."""
 
     ms: list[float]
     batches_per_block: int
     losses: list[list[Any]]
+    warmup: Warmup
+    lag_s: list[float]  # per block, how long its last loss took to read behind the clock's stop
 
 
 def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
@@ -36,7 +55,9 @@ def time_blocks(
     *,
     sync: Callable[[], None],
     restore: Callable[[], None],
+    read: Callable[[Any], Any],
     warmup_batches: int,
+    warmup_limit_s: float,
     timed_batches: int,
     blocks: int,
     min_block_s: float,
@@ -49,26 +70,53 @@ def time_blocks(
         sync: returns once the device is idle. Called before the clock starts and before it stops, never in between.
         restore: puts weights, optimizer and states back to where the proof began, so that every block walks the
             same trajectory and its losses can be held against the reference's. Called outside the timed region.
+        read: brings a loss to the host, and so waits for all that it comes from: of that nothing is left to wait for once the
+            clock has stopped, unless `sync` came back too early. Called behind the clock's stop.
+        warmup_batches, warmup_limit_s: the least number of batches of the warm-up, and the s after which it is given up.
         whole_rounds: whether a block takes each of `batches` equally often: where they differ in size.
     """
-    restore()
-    for k in range(max(warmup_batches, len(batches))):  # every staged batch once: it may have a shape of its own
-        step(batches[k % len(batches)])
-    probe_s, _ = seconds_of(lambda: [step(batches[k % len(batches)]) for k in range(PROBE)], sync)
-    size = block_size(probe_s / PROBE, timed_batches, min_block_s)
-    if whole_rounds:
-        size = -(-size // len(batches)) * len(batches)
+    least = max(warmup_batches, len(batches))  # every staged batch once: it may have a shape of its own
+    warmup, batch_s = _warm_up(step, batches, sync, restore, least, warmup_limit_s, len(batches) if whole_rounds else 1)
+    size = _multiple(block_size(batch_s, timed_batches, min_block_s), len(batches) if whole_rounds else 1)
     order = [batches[k % len(batches)] for k in range(size)]
-    ms, losses = [], []
+    ms, losses, lag_s = [], [], []
     for _ in range(blocks):
         restore()
         sync()
         start = time.perf_counter()
         block_losses = [step(batch) for batch in order]
         sync()
-        ms.append(1e3 * (time.perf_counter() - start) / size)
+        end = time.perf_counter()
+        read(block_losses[-1])
+        lag_s.append(time.perf_counter() - end)
+        ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
-    return Blocks(ms, size, losses)
+    return Blocks(ms, size, losses, warmup, lag_s)
+
+
+def _warm_up(step, batches, sync, restore, least: int, limit_s: float, multiple: int) -> tuple[Warmup, float]:
+    """(the warm-up, s per batch at its end). A window begins like a block, from restored weights and on an idle device."""
+    begin = time.perf_counter()
+    batch_s: list[float] = []  # one per window
+    done, size, window_s = 0, multiple, WINDOW_S
+    while True:
+        restore()
+        order = [batches[(done + k) % len(batches)] for k in range(size)]
+        seconds, _ = seconds_of(lambda order=order: [step(batch) for batch in order], sync)
+        done += size
+        batch_s.append(seconds / size)
+        recent = batch_s[-SETTLED_WINDOWS:]
+        settled = len(recent) == SETTLED_WINDOWS and max(recent) <= SETTLED * min(recent)
+        took = time.perf_counter() - begin
+        if done >= least and (settled or took >= limit_s):
+            return Warmup(took, done, settled), statistics.median(recent)
+        size = _multiple(max(1, round(window_s / max(batch_s[-1], 1e-5))), multiple)
+        window_s *= WINDOW_GROWTH
+
+
+def _multiple(count: int, of: int) -> int:
+    """The smallest multiple of `of` that is not below count."""
+    return -(-count // of) * of
 
 
 def block_size(batch_s: float, timed_batches: int, min_block_s: float) -> int:

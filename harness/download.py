@@ -26,7 +26,7 @@ from harness.errors import UserError
 
 ATTEMPTS = 2  # per mirror and file: one try, one retry
 CHUNK = 1 << 16  # bytes
-READ_LIMIT = 1 << 26  # bytes; the largest published file has 11.5 MB
+READ_LIMIT = 1 << 26  # bytes of a file whose size is not published; the largest has 11.5 MB
 
 
 class File(NamedTuple):
@@ -113,15 +113,15 @@ def find(
     return [found[file] for file in wanted.files], "download" if missing else "data/", sha256
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file, or DataError when it cannot be read or is larger than any file here."""
+def read_bytes(path: Path, limit: int = READ_LIMIT) -> bytes:
+    """The whole file, or DataError when it cannot be read or has more than `limit` bytes."""
     try:
         with path.open("rb") as stream:
-            raw = stream.read(READ_LIMIT + 1)
+            raw = stream.read(limit + 1)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror})", "a readable file") from None
-    if len(raw) > READ_LIMIT:
-        raise DataError(path, f"more than {READ_LIMIT} bytes", "a data set's file")
+    if len(raw) > limit:
+        raise DataError(path, f"more than {limit} bytes", f"at most {limit}")
     return raw
 
 
@@ -131,8 +131,11 @@ def _place(folder: Path, name: str, file: File) -> Path:
 
 
 def _load(path: Path, file: File, parse: Callable[[Path, bytes, File], Any]) -> Any:
-    """The content of a published file. Parsed first: what is wrong with it says more than that its sum is wrong."""
-    raw = read_bytes(path)
+    """The content of a published file. Parsed before its sum is taken: what is wrong says more than that the sum is.
+
+    A file larger than the published one is not parsed: so the size bounds the memory, whatever is in it.
+    """
+    raw = read_bytes(path, file.size)
     content = parse(path, raw, file)
     digest = hashlib.sha256(raw).hexdigest()
     if digest != file.sha256:

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness import cuda_libraries
 from harness.errors import UserError
+from harness.tensorflow_runtime import bytes_to_host
 
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
 
@@ -101,10 +102,10 @@ class JaxRuntime:
         """Run `function` under JAX's profiler and tell what ran.
 
         Returns:
-            {"ops": {op: count}, "kernels": {kernel name: ms on the device}}. Ops are the instructions of every compiled program
-            that the profiler saw run, by their opcode, as the compiler left them: "dot", "while", in a loop's body "loop:dot",
-            calls of libraries "custom-call:<target>"; fusions count with what they hold. Each counts once per program, however
-            often it ran. On a CPU there are no kernels.
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}. Ops are
+            the instructions of every compiled program that the profiler saw run, by their opcode, as the compiler left
+            them: "dot", "while", in a loop's body "loop:dot", calls of libraries "custom-call:<target>"; fusions count
+            with what they hold. Each counts once per program, however often it ran. On a CPU there are no kernels.
         """
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
@@ -114,12 +115,12 @@ class JaxRuntime:
                 self.sync()
             finally:
                 self._jax.profiler.stop_trace()
-            kernels, programs = self._read_profile(folder)
+            kernels, programs, to_host_bytes = self._read_profile(folder)
         programs.pop(f"jit_{sync_marker.__name__}", None)
         ops = Counter()
         for name, seen in programs.items():
             ops += _ops_of(self._text_of(name, seen))
-        return {"ops": dict(ops), "kernels": dict(kernels)}
+        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -135,9 +136,9 @@ class JaxRuntime:
             found["cudnn"] = cuda_libraries.cudnn()
         return found
 
-    def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]]]:
-        """({kernel: ms}, {program that ran: its instructions that were seen})."""
-        kernels, programs = Counter(), {}
+    def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], int]:
+        """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host)."""
+        kernels, programs, to_host_bytes = Counter(), {}, 0
         for path in Path(folder).glob("**/*.xplane.pb"):
             for plane in self._jax.profiler.ProfileData.from_file(str(path)).planes:
                 on_gpu = plane.name.startswith("/device:GPU")
@@ -148,11 +149,12 @@ class JaxRuntime:
                         if on_gpu:
                             kernels[event.name] += event.duration_ns / 1e6
                         about = dict(event.stats)
+                        to_host_bytes += bytes_to_host(str(about.get("memcpy_details", "")))
                         if "hlo_module" in about:
                             programs.setdefault(str(about["hlo_module"]), set()).add(str(about.get("hlo_op", "")))
                         elif called := CALL.fullmatch(event.name):  # kernels of a CUDA graph name no program
                             programs.setdefault(f"jit_{called[1]}", set())
-        return kernels, programs
+        return kernels, programs, to_host_bytes
 
     def _text_of(self, name: str, seen: set[str]) -> str:
         """The compiled program of that name with those instructions, as this process holds it."""

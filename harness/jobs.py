@@ -3,11 +3,12 @@
 Reads the scripts' headers, never executes them; only the standard library is imported.
 """
 
+import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,18 +151,20 @@ def _text(value: object) -> str:
 
 
 def list_rows(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """What each script prints for --list; the scripts run side by side. Raises UserError."""
-
-    def ask(name: str) -> str:
-        command = [sys.executable, str(folder / f"{name}.py"), "--list"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise UserError(f"benchmarks/{name}.py --list failed: {last}")
-        return done.stdout
-
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(names, pool.map(ask, names), strict=True))
+    """What each script prints for --list. Raises UserError."""
+    project = str(Path(__file__).resolve().parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [project, os.environ.get("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "harness.listing", *(str(folder / f"{name}.py") for name in names)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise UserError(f"--list of benchmarks/ failed: {last}")
+    found = {}
+    for name, (status, printed, why) in zip(names, json.loads(done.stdout), strict=True):
+        if status:
+            raise UserError(f"benchmarks/{name}.py --list failed: {why}")
+        found[name] = printed
+    return found
 
 
 def row_names(listing: str) -> list[str]:

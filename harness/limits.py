@@ -67,6 +67,19 @@ class Limit:
         return value
 
 
+@dataclass(frozen=True)
+class Percentage(Limit):
+    """A percentage on the command line, such as 1% or 0.5%; low, high and the value itself are fractions."""
+
+    def expected(self, bounds: bool = True) -> str:
+        return "a percentage" + (f" from {self.low:.2%} to {self.high:.0%}" if bounds else "") + ", such as 1%"
+
+    def read(self, text: str) -> object:
+        if not (match := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?) ?%", text)):
+            raise ValueError(self.expected(bounds=False))
+        return self.check(float(match[1]) / 100)
+
+
 def _count(example: int, unit: str = "", low: int = 1) -> Limit:
     return Limit(int, low=low, example=example, unit=unit)
 
@@ -108,6 +121,7 @@ LIMITS = {
     "LOSS_SCALE": Limit(float, low=1, example=65536),
     # timing; fewer than 8 staged batches could stay in a cache
     "WARMUP_BATCHES": _count(10, "batches"),
+    "WARMUP_LIMIT_S": Limit(float, low=0, high=30, example=3, unit="s"),
     "TIMED_BATCHES": _count(50, "batches per block"),
     "STAGED_BATCHES": _count(8, "batches", low=8),
     "BLOCKS": _count(5, "blocks per process"),

@@ -10,13 +10,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
             "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
+NO_GPU = "--device=gpu: found no NVIDIA GPU; expected one that nvidia-smi lists, or --device=cpu"
 SAMPLE_S = 0.1  # between two NVML samples
 # Throttle reasons that say that a clock was held down; idle and application settings do not count (nvml.h).
 THROTTLE_REASONS = {0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",
@@ -117,6 +117,8 @@ def facts(device: str) -> dict:
 
 def packages() -> dict[str, str]:
     """Versions of the packages that a run may depend on, of those installed."""
+    from importlib import metadata  # a tenth of what --list takes
+
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -155,7 +157,19 @@ def gpu_state() -> dict | None:
             "temperature_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
             "power_w": round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
             "throttle_reasons": [name for bit, name in THROTTLE_REASONS.items() if reasons & bit],
+            "gpu_processes": gpu_processes(),
         }
+
+
+def gpu_processes() -> int | None:
+    """Processes that compute on the first GPU now, this one among them once it has used it; None without a GPU.
+
+    They are counted and not named, since in a container NVML may tell their numbers outside it.
+    """
+    with _nvml() as nvml:
+        if not nvml or not gpu_count():
+            return None
+        return len({process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(_first_gpu(nvml))})
 
 
 def gpu_memory_used() -> int | None:

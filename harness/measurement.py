@@ -7,41 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from harness import clocks, machine, runtimes
+from harness import clocks, host_reads, machine, runtimes
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
+from harness.references import load_reference
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
 OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
-
-
-def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
-    """Write a reference whole or not at all: nested dicts of arrays, stored as float32 (rounding 6e-8, below every limit)."""
-    arrays = {}
-    for key, value in reference.items():
-        for name, array in value.items() if isinstance(value, Mapping) else [("", value)]:
-            array = np.asarray(array)
-            arrays[f"{key}|{name}"] = array.astype(np.float32) if array.size > CURVE_STEPS else array
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)
-    temporary.replace(path)
-
-
-def load_reference(path: Path) -> dict[str, Any]:
-    """What `save_reference` wrote."""
-    reference: dict[str, Any] = {}
-    with np.load(path, allow_pickle=False) as arrays:
-        for key in arrays.files:
-            head, name = key.split("|", 1)
-            if name:
-                reference.setdefault(head, {})[name] = arrays[key]
-            else:
-                reference[head] = arrays[key]
-    return reference
 
 
 def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
@@ -115,7 +89,11 @@ class Measurement:
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
         kernel = self.kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else self.kernel
-        proof.what_ran(self.runtime.profile(lambda: step(batches[0])), kernel, self.device)
+        with host_reads.counted() as reads:
+            loss = step(batches[0])
+        profile = self.runtime.profile(lambda: step(batches[0]))
+        proof.stays_on_device(loss, len(reads), profile["to_host_bytes"])
+        proof.what_ran(profile, kernel, self.device)
         return proof
 
     def _time(self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int]) -> dict:
@@ -127,12 +105,16 @@ class Measurement:
             batches,
             sync=self.runtime.sync,
             restore=trial.restore,
+            read=lambda loss: self.runtime.to_numpy([loss]),
             warmup_batches=c["WARMUP_BATCHES"],
+            warmup_limit_s=c["WARMUP_LIMIT_S"],
             timed_batches=c["TIMED_BATCHES"],
             blocks=c["BLOCKS"],
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
         )
+        proof.clock(timed.lag_s)
+        after = self._clock("timed")
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
@@ -142,6 +124,8 @@ class Measurement:
             notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
         return {
             "blocks_ms": timed.ms,
+            "warmup": [{"process": self.process, **timed.warmup._asdict()}],
+            "clocks": [after],
             "losses": losses[0][:LOSSES_KEPT].tolist(),
             "memory_peak_bytes": memory,
             "gpu_utilisation": self._utilisation(
@@ -176,7 +160,9 @@ class Measurement:
         proof.outputs(trial.outputs(), self.reference["outputs"])
         proof.training(trial, self.reference)
         trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
-        proof.what_ran(self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), self.kernel, self.device)
+        profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
+        proof.copies(profile["to_host_bytes"])
+        proof.what_ran(profile, self.kernel, self.device)
         proof.callable(trial.unproven())
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
@@ -233,11 +219,12 @@ class Measurement:
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
         if self.device == "cpu" and self._cpu.others_percent() > OTHERS_PERCENT:
             part["notes"] = [*part.get("notes", []), OTHERS_NOTE]
-        part["clocks"] = [clock for clock in (*self._clocks, self._clock("end")) if clock]
+        part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]
         part["environment"] = {**machine.facts(self.device), **self.runtime.environment(), "data": self.data.facts}
         if proof.failures:  # an unproven row has no figures
             for key in (
                 "blocks_ms",
+                "warmup",
                 "items_per_batch",
                 "unit",
                 "fit_s",

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness.errors import UserError
-from harness.limits import LIMITS, Limit, known_limit
+from harness.limits import LIMITS, Limit, Percentage, known_limit
 
 FLAGS = {
     "help": "print this text",
@@ -32,6 +32,10 @@ SETTINGS = {
     "out": (Limit(str, example="results/mine"), "folder for the records and tables"),
     "data": (Limit(str, example="data"), "folder of the data sets, or embedded"),
     "device": (Limit(str, choices=("gpu", "cpu")), "gpu or cpu"),
+    "repeat_until": (
+        Percentage(float, low=1e-4, high=1, example="1%"),
+        "add processes to a row until its 95 % interval reaches no further than this to either side, or its time is up",
+    ),
 }
 
 _TABLES = ("CONFIGS", "PRESETS")
@@ -83,6 +87,7 @@ class Options:
     out: str | None = None
     data: str | None = None
     device: str | None = None
+    repeat_until: float | None = None  # a fraction
 
     @property
     def preset(self) -> str | None:
@@ -279,7 +284,8 @@ def help_text(header: Header, docstring: str | None, flags: Mapping[str, str] | 
     """The first line of the script's docstring, its usage, and a table of options, defaults and comments."""
     values = {int: "N", float: "X", str: "NAME", bool: "true|false"}
     table = [(f"--{name}", "", text) for name, text in {**FLAGS, **(flags or {})}.items()]
-    table += [(f"--{name}={'DIR' if name != 'device' else 'NAME'}", "", text) for name, (_, text) in SETTINGS.items()]
+    kinds = {"device": "NAME", "repeat_until": "X%"}
+    table += [(f"--{n.replace('_', '-')}={kinds.get(n, 'DIR')}", "", text) for n, (_, text) in SETTINGS.items()]
     for name, constant in header.constants.items():
         option, default, text = f"--{name.lower().replace('_', '-')}", str(constant.default), constant.comment
         if limit := header.limit(name):

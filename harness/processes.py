@@ -1,4 +1,4 @@
-"""One child process per row: started in a session of its own, watched, and ended whole.
+"""One child process per row: started in a session of its own, watched, and ended with all that it started.
 
 The parent never imports a framework. It hands a job (JSON) to `python SCRIPT --child JOB`, the child writes one JSON
 result, whole or not at all. Whatever else happens (an exception, a signal, the time limit) becomes a one-line reason.
@@ -18,16 +18,18 @@ from typing import NamedTuple
 
 from harness.errors import UserError
 
-PR_SET_PDEATHSIG = 1  # prctl(2): the signal a process gets when its parent dies
+# prctl(2): the signal that a process gets when its parent dies; and to be given the orphans of one's descendants
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CHILD_FLAG = "--child"
 
 
 class Outcome(NamedTuple):
-    """What became of one child: its result, or the one-line reason why there is none, and how long it took."""
+    """What became of one child: its result, or the one-line reason why there is none, how long it took, and its log."""
 
     result: dict | None
     reason: str
     seconds: float
+    log: str = ""  # as a reader of the run's folder finds it, such as logs/ptb.small.keras.cpu.fp32.log
 
 
 def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[str, str] | None = None) -> Outcome:
@@ -44,14 +46,16 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
         UserError: where the log or the job cannot be written.
         KeyboardInterrupt: after the child and everything it started have been killed.
     """
-    started = time.monotonic()
+    started, shown = time.monotonic(), f"{log.parent.name}/{log.name}"
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    others = set(_descendants())
     with contextlib.ExitStack() as stack:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             output = stack.enter_context(log.open("ab"))
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lstm-row-"))
             result_path, job_path = Path(folder, "result.json"), Path(folder, "job.json")
-            job_path.write_text(json.dumps({**job, "result": str(result_path)}))
+            job_path.write_text(json.dumps({**job, "result": str(result_path), "parent": os.getpid()}))
             child = subprocess.Popen(
                 [sys.executable, str(script), CHILD_FLAG, str(job_path)],
                 stdin=subprocess.DEVNULL,
@@ -68,20 +72,32 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
         try:
             status = child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return Outcome(None, f"stopped after its time limit of {limit_s:g} s (ROW_LIMIT_S)", limit_s)
+            return Outcome(None, f"stopped after its time limit of {limit_s:g} s (ROW_LIMIT_S)", limit_s, shown)
         finally:
-            _end_group(child)
+            _end(child, others)
         seconds = time.monotonic() - started
         if result_path.exists():
-            return Outcome(json.loads(result_path.read_text()), "", seconds)
-        return Outcome(None, _reason(status, log), seconds)
+            return Outcome(json.loads(result_path.read_text()), "", seconds, shown)
+        return Outcome(None, _reason(status), seconds, shown)
 
 
 def read_job(path: str) -> dict:
-    """In the child: read the job, and ask the kernel to end this process when its parent dies."""
+    """In the child: read the job, and end with the parent."""
+    job = json.loads(Path(path).read_text())
+    end_with(job["parent"])
+    return job
+
+
+def end_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent, of that number, dies; end at once where it has died already."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # not Linux: the parent's own clean-up has to do
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return json.loads(Path(path).read_text())
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def write_result(job: dict, result: dict) -> None:
@@ -92,15 +108,32 @@ def write_result(job: dict, result: dict) -> None:
     temporary.replace(path)
 
 
-def _end_group(child: subprocess.Popen) -> None:
+def _descendants() -> list:
+    import psutil  # here, so that --list needs the standard library alone
+
+    return psutil.Process().children(recursive=True)
+
+
+def _end(child: subprocess.Popen, others: set) -> None:
+    """Kill the child and what it started, in whatever session: orphans among it have become this process's children.
+
+    `others`: psutil.Process of the descendants of this process that are none of the child's.
+    """
+    import psutil
+
     with contextlib.suppress(ProcessLookupError):  # nobody left in it
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    while family := [process for process in _descendants() if process not in others]:
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=5)
 
 
-def _reason(status: int, log: Path) -> str:
+def _reason(status: int) -> str:
     if status < 0:
         name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
         hint = " (out of host memory?)" if name == "SIGKILL" else ""
-        return f"the process was ended by {name}{hint}; see {log.parent.name}/{log.name}"
-    return f"the process ended with status {status} and no result; see {log.parent.name}/{log.name}"
+        return f"the process was ended by {name}{hint}"
+    return f"the process ended with status {status} and no result"

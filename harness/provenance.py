@@ -109,6 +109,8 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     lines += [f"- Date: {day}" for day in [dates(rows)] if day]
     lines += [f"- Data: {value}" for value in [told_of_run(rows, data_of)] if value]
     lines += [f"- Code: {value}" for value in [told_of_run(rows, code_of)] if value]
+    bills = list(spread(rows, environment("software")))
+    lines += [f"- Every package: {', '.join(f'software/{name}.json' for name in bills)}"] if bills else []
     notes = {note: None for record in rows for note in value_at(record, "environment.notes") or []}
     return lines + [f"- {plain(note)}" for note in notes]
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.schema import SCHEMA, RecordError, is_name, validate
+from harness.schema import SCHEMA, RecordError, is_name, number_or_null, validate
 
 MAX_BYTES = 4 * 1024**2
 MAX_DEPTH = 16
 FOLDERS = ("rows", "layout", "logs")
+LOCK = "LSTM_BENCH_LOCK"  # environment variable: the descriptor of the lock that the parent lends, see Run.lent
+LEFT_OVER = (".*.tmp", "*/.*.tmp", "references/*.tmp")  # of a process that was killed while it wrote
 
 
 def record_name(record: Mapping[str, Any]) -> str:
@@ -104,7 +107,7 @@ def write_json(path: str | os.PathLike, content: Any) -> list[str]:
 
 def _strict_number(text: str) -> int | float:
     number = float(text) if re.search(r"[.eEnN]", text) else int(text)
-    if not math.isfinite(number) or abs(number) >= 1e300:
+    if abs(number) >= 1e300 or not math.isfinite(number):  # in this order: isfinite fails for an integer over 1e308
         raise ValueError(f"the number {text[:20]}, which is not finite or too large")
     return number
 
@@ -142,6 +145,14 @@ def read_json(path: str | os.PathLike) -> Any:
         raise RecordError(path, "nesting", "a depth beyond Python's limit", f"at most {MAX_DEPTH} levels") from error
     if (depth := _depth(content)) > MAX_DEPTH:
         raise RecordError(path, "nesting", f"a depth of {depth}", f"at most {MAX_DEPTH} levels")
+    return content
+
+
+def read_figures(path: str | os.PathLike) -> dict[str, float | None]:
+    """A JSON object of numbers and nulls, such as matmul.json; RecordError otherwise."""
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(number_or_null(figure) for figure in content.values()):
+        raise RecordError(path, "figures", content, "an object of numbers or nulls")
     return content
 
 
@@ -185,16 +196,22 @@ def check_run(run: str | os.PathLike) -> dict:
     facts = read_json(path)
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         schema = facts.get("schema") if isinstance(facts, dict) else facts
-        raise UserError(f"{path}: schema {schema!r}: expected {SCHEMA}; choose another folder with --out")
+        raise UserError(f"{path}: schema {schema!r:.60}: expected {SCHEMA}; choose another folder with --out")
     return facts
 
 
 class Run:
-    """A run's folder, held for writing by this process alone; usable as a path, and in a `with` statement."""
+    """A run's folder, held for writing by this process alone; usable as a path, and in a `with` statement.
 
-    def __init__(self, path: Path, lock: int):
-        self.path = path
+    Attributes:
+        path: the folder.
+        made: the outermost folder that had to be made for it; None where the run was there before.
+    """
+
+    def __init__(self, path: Path, lock: int, made: Path | None, borrowed: bool):
+        self.path, self.made = path, made
         self._lock: int | None = lock
+        self._borrowed = borrowed  # the lock is the parent's, who goes on holding it
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -205,12 +222,27 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def lent(self) -> dict[str, Any]:
+        """Arguments of subprocess.Popen for a child that is to write into this folder, under this process's lock."""
+        return {"pass_fds": [self._lock], "env": {**os.environ, LOCK: str(self._lock)}}
+
+    def discard(self) -> None:
+        """Removes the folder again, if it was made for this run and holds no record."""
+        if self.made and not has_records(self.path):
+            shutil.rmtree(self.made)
+
     def close(self) -> None:
         """Lets go of the folder. The lock's file goes while the lock is still held, see _lock."""
         if self._lock is not None:
-            (self.path / ".lock").unlink(missing_ok=True)
+            if not self._borrowed:
+                (self.path / ".lock").unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
+
+
+def has_records(path: str | os.PathLike) -> bool:
+    """Whether a folder is that of a run in which a row has been recorded."""
+    return next((Path(path) / "rows").glob("[!.]*.json"), None) is not None
 
 
 def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) -> Run:
@@ -220,17 +252,22 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
     run of another schema, holds something else, or is being written by another process.
     """
     path = Path(path)
+    made = next((folder for folder in [*reversed(path.parents), path] if not folder.exists()), None)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "run.json").exists():
+        names = sorted(name for name in os.listdir(path) if name != ".lock" and not name.endswith(".tmp"))
+        if (path / "run.json").exists():  # asked last: whoever makes a run writes it before the folders
             check_run(path)
-        elif foreign := sorted(name for name in os.listdir(path) if name != ".lock" and not name.endswith(".tmp")):
-            raise UserError(f"{path}: holds {foreign[0]!r} and no run.json: no run; choose an empty folder with --out")
-        lock = _lock(path)
+        elif names:
+            raise UserError(f"{path}: holds {names[0]!r} and no run.json: no run; choose an empty folder with --out")
+        borrowed = _borrowed_lock(path)
+        lock = _lock(path) if borrowed is None else borrowed
     except OSError as error:
         raise _cannot(path, "used for results", error) from error
-    run = Run(path, lock)
+    run = Run(path, lock, made, borrowed is not None)
     try:
+        for left in (file for pattern in LEFT_OVER for file in path.glob(pattern)):
+            left.unlink()
         if not (path / "run.json").exists():
             created = datetime.now(timezone.utc).isoformat(timespec="seconds")
             write_json(path / "run.json", {"schema": SCHEMA, "created": created, **(facts or {})})
@@ -243,6 +280,15 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
         run.close()
         raise
     return run
+
+
+def _borrowed_lock(folder: Path) -> int | None:
+    """A descriptor of <folder>/.lock that the parent holds and has lent, see Run.lent; None without one."""
+    with contextlib.suppress(OSError, ValueError):  # lent for another folder, or to the parent of this process
+        descriptor = int(os.environ.get(LOCK, ""))
+        if os.path.samestat(os.fstat(descriptor), os.stat(folder / ".lock")):
+            return os.dup(descriptor)
+    return None
 
 
 def _lock(folder: Path) -> int:

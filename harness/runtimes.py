@@ -40,7 +40,10 @@ class Runtime(Protocol):
         """Bytes at the allocator's peak since the last reset; None on a CPU."""
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
-        """Run `function` and tell what ran: {"ops": {op: count}, "kernels": {kernel name: ms on the device}}."""
+        """Run `function` and tell what ran.
+
+        {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host}.
+        """
 
     def environment(self) -> dict:
         """Versions of what is loaded, for the record: the framework's own, "cuda", "cudnn", "notes"."""

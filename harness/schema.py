@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from harness import intervals
 from harness.errors import UserError
 
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
@@ -30,18 +31,17 @@ class RecordError(UserError):
 
     def __init__(self, path: str | os.PathLike, what: str, found: Any, expected: str):
         found = found if isinstance(found, str) and found.startswith("a ") else repr(found)
-        found = found if len(found) <= 80 else found[:77] + "..."
-        super().__init__(
-            f"{os.fspath(path)}: {what}: found {found}, expected {expected}; "
-            "move the file away and run again with --resume"
-        )
+        found, expected = (text if len(text) <= length else text[: length - 3] + "..."
+                           for text, length in ((found, 80), (expected, 300)))  # fmt: skip
+        text = f"{os.fspath(path)}: {what}: found {found}, expected {expected}; move the file away and run again with --resume"
+        super().__init__("".join(character if character.isprintable() else " " for character in text))
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _number_or_null(value: Any) -> bool:
+def number_or_null(value: Any) -> bool:
     return value is None or _number(value)
 
 
@@ -62,11 +62,22 @@ def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _config(value: Any) -> bool:
-    return isinstance(value, dict) and is_name(value.get("CONFIG"))
+    return isinstance(value, dict) and is_name(value.get("CONFIG")) and isinstance(value.get("CONFIGS") or {}, dict)
 
 
-def _published(value: Any) -> bool:
-    return isinstance(value, dict) and not any(isinstance(figure, dict) for figure in value.values())
+def is_published(value: Any) -> bool:
+    """{column: a text, a number, null, or a list of numbers and nulls}."""
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(f, str) or number_or_null(f) or _list_of(number_or_null)(f) for f in value.values())
+
+
+def _clocks(value: Any) -> bool:
+    """The states of the GPU's clocks (harness/machine.py), or named groups of them."""
+    if not _list_of(lambda item: isinstance(item, dict))(value):
+        return False
+    states = [state for entry in value for state in (entry, *entry.values()) if isinstance(state, dict)]
+    return all(isinstance(state.get("throttle_reasons") or [], list) for state in states)
 
 
 def _or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -74,9 +85,32 @@ def _or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _step(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != {"median", "min", "max"} or not all(map(_number, value.values())):
+    """{median, min, max}, as records of earlier commits have it, or with processes and interval (harness/intervals.py)."""
+    if not isinstance(value, dict) or not {"median", "min", "max"} <= value.keys():
         return False
-    return 0 < value["min"] <= value["median"] <= value["max"]
+    figures = {**value}
+    processes, interval = figures.pop("processes", 1), figures.pop("interval", None)
+    if set(figures) != {"median", "min", "max"} or not all(map(_number, figures.values())) or not _count(processes):
+        return False
+    if interval is not None and not (_list_of(_number)(interval) and len(interval) == 2 and processes > 1):
+        return False
+    low, high = interval or (value["median"], value["median"])
+    return 0 < value["min"] <= value["median"] <= value["max"] and 0 < low <= value["median"] <= high
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _warmup(value: Any) -> bool:
+    """How long the warm-up of one process took, in one mode: harness/clocks.py."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"process", "seconds", "batches", "settled"}
+        and _count(value["batches"])
+        and all(_number(value[key]) and value[key] >= 0 for key in ("process", "seconds"))
+        and isinstance(value["settled"], bool)
+    )
 
 
 def _throughput(value: Any) -> bool:
@@ -87,21 +121,30 @@ def _proof(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and isinstance(value.get("ok"), bool)
-        and all(_number_or_null(value.get(key)) for key in ERRORS)
+        and all(number_or_null(value.get(key)) for key in ERRORS)
         and all(isinstance(value.get(key, {}), dict) for key in ("limit", "kernel", "worst_at"))
         and _list_of(lambda name: isinstance(name, str))(value.get("failed", []))
+        and _dict_of(_number)(value.get("limit", {}))
+        and _kernels((value.get("kernel") or {}).get("kernels") or {})
     )
+
+
+def _kernels(value: Any) -> bool:
+    """Names, or {name: ms}."""
+    return isinstance(value, dict) or _list_of(lambda name: isinstance(name, str))(value)
 
 
 def _environment(value: Any) -> bool:
     if not isinstance(value, dict) or not all(isinstance(value.get(key) or {}, dict) for key in ("data", "packages")):
         return False
+    if not isinstance((value.get("data") or {}).get("sha256") or {}, dict):
+        return False
     return _list_of(lambda note: isinstance(note, str))(value.get("notes") or [])
 
 
-_NUMBER_OR_NULL = ("a number or null", _number_or_null)
+_NUMBER_OR_NULL = ("a number or null", number_or_null)
 _STRINGS = ("a list of strings", _list_of(lambda item: isinstance(item, str)))
-_FIGURES = ("an object of numbers or nulls", _dict_of(_number_or_null))
+_FIGURES = ("an object of numbers or nulls", _dict_of(number_or_null))
 
 # key: (what is expected, test, default). A default of `...` means that new_record has to be given the value.
 RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
@@ -113,28 +156,30 @@ RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
     "precision": (*_one_of(*PRECISIONS), ...),
     "status": (*_one_of(*STATUSES), "ok"),
     "reason": ("one line of text", lambda value: isinstance(value, str) and "\n" not in value, ""),
-    "config": ("an object whose CONFIG is a name", _config, ...),
+    "config": ("an object whose CONFIG is a name, and CONFIGS an object", _config, ...),
     "blocks_ms": ("a list of lists of ms", _list_of(_list_of(lambda ms: _number(ms) and ms > 0)), []),
-    "step_ms": ("null or {median, min, max} in ms, min <= median <= max", _or_null(_step), None),
+    "step_ms": ("null or {median, min, max, processes, interval} in ms, min <= median <= max", _or_null(_step), None),
     "first_call_s": (*_NUMBER_OR_NULL, None),
     "throughput": ("null or {value, unit}", _or_null(_throughput), None),
-    "losses": ("a list of numbers or nulls", _list_of(_number_or_null), []),
+    "losses": ("a list of numbers or nulls", _list_of(number_or_null), []),
     "proof": ("null or {ok, outputs_err, gradients_err, update_err, limit, kernel}", _or_null(_proof), None),
     "memory_peak_bytes": ("null or an object of numbers", _or_null(_FIGURES[1]), None),
     "gpu_utilisation": (*_NUMBER_OR_NULL, None),
     "flops_per_batch": (*_NUMBER_OR_NULL, None),
     "share_of_matmul": (*_NUMBER_OR_NULL, None),
-    "clocks": ("a list of objects", _list_of(lambda item: isinstance(item, dict)), []),
+    "clocks": ("a list of objects", _clocks, []),
     "notes": (*_STRINGS, []),
-    "published": ("an object of figures", _published, {}),
-    "environment": ("an object with objects data and packages and a list notes", _environment, {}),
+    "published": ("an object of figures", is_published, {}),
+    "environment": ("an object with objects data (with sha256) and packages and a list notes", _environment, {}),
 }
 OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": _FIGURES,
     "perplexity": _FIGURES,
     "fit_s": _NUMBER_OR_NULL,
     "epoch_s": ("a list of numbers", _list_of(_number)),
+    "warmup": ("a list of {process, seconds, batches, settled}", _list_of(_warmup)),
 }
+RESULTS = ("step_ms", "throughput", "fit_s", "accuracy", "perplexity", "epoch_s")  # an "ok" row has one of them
 
 
 def validate(record: Any, path: str | os.PathLike) -> dict:
@@ -158,7 +203,7 @@ def validate(record: Any, path: str | os.PathLike) -> dict:
             raise RecordError(path, "reason", "", f"why the row is {record['status']}")
     elif (record["proof"] or {}).get("ok") is False:
         raise RecordError(path, "status", "ok", "failed, since the row's proof failed")
-    elif not any(record.get(key) for key in ("step_ms", "throughput", "fit_s", *OPTIONAL)):
+    elif not any(record.get(key) for key in RESULTS):
         raise RecordError(path, "status", "ok", "a time or an accuracy in the record, or another status")
     return record
 
@@ -175,7 +220,7 @@ def new_record(*, benchmark: str, row: str, mode: str, device: str, precision: s
 
 # What merge_process computes from all processes; of every other key the first process's value is kept.
 MERGED = {"blocks_ms", "step_ms", "share_of_matmul", "status", "reason", "proof", "clocks", "notes", "environment",
-          "memory_peak_bytes", "items_per_batch", "unit"}  # fmt: skip
+          "memory_peak_bytes", "items_per_batch", "unit", "warmup"}  # fmt: skip
 
 
 def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
@@ -183,7 +228,7 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
 
     part: any of the record's keys, where `blocks_ms` is this process's list (ms per batch, one per block), and
     `items_per_batch` with `unit` (such as 128, "sequences/s") from which throughput is computed anew.
-    Blocks, clocks and notes of all processes are kept, errors and memory are the worst of all; losses, the first call
+    Blocks, clocks, warm-ups and notes of all processes are kept, errors and memory are the worst of all; losses, the first call
     and everything else are those of the first process that has them. A process that failed makes the row failed.
     """
     known = RULES.keys() | OPTIONAL.keys() | {"items_per_batch", "unit"}
@@ -194,6 +239,8 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
         if key not in MERGED and merged.get(key) in (None, [], {}):
             merged[key] = part[key]
     merged["clocks"] = [*record["clocks"], *(part.get("clocks") or [])]
+    if part.get("warmup"):
+        merged["warmup"] = [*record.get("warmup", []), *part["warmup"]]
     merged["notes"] = list(dict.fromkeys([*record["notes"], *(part.get("notes") or [])]))
     known_facts = {key: value for key, value in record["environment"].items() if value is not None}
     merged["environment"] = {**part.get("environment", {}), **known_facts}
@@ -211,14 +258,13 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
 
 
 def _merge_times(merged: dict, record: dict, part: Mapping[str, Any]) -> None:
-    """Adds the part's blocks and computes what follows from the median of all blocks: step, throughput, share."""
+    """Adds the part's blocks and computes what follows from the time of a step: throughput and share."""
     blocks = list(part.get("blocks_ms") or [])
     if not blocks:
         return
     merged["blocks_ms"] = [*record["blocks_ms"], blocks]
-    every = [ms for process in merged["blocks_ms"] for ms in process]
-    median = statistics.median(every)
-    merged["step_ms"] = {"median": median, "min": min(every), "max": max(every)}
+    merged["step_ms"] = intervals.step_of(merged["blocks_ms"])
+    median = merged["step_ms"]["median"]
     if part.get("items_per_batch"):
         merged["throughput"] = {"value": part["items_per_batch"] / (median / 1000), "unit": part["unit"]}
     # The share goes as 1/step: the first process's one, brought from the step it was measured at to the step of all.
@@ -226,6 +272,23 @@ def _merge_times(merged: dict, record: dict, part: Mapping[str, Any]) -> None:
         merged["share_of_matmul"] = record["share_of_matmul"] * record["step_ms"]["median"] / median
     elif part.get("share_of_matmul") is not None:
         merged["share_of_matmul"] = part["share_of_matmul"] * statistics.median(blocks) / median
+
+
+def timed_by_process(record: dict) -> dict:
+    """The record with its times computed from its blocks by today's rule, whatever the rule when it was written."""
+    blocks = list(filter(None, record["blocks_ms"]))
+    if not record["step_ms"] or not blocks:
+        return record
+    step = intervals.step_of(blocks)
+    faster = record["step_ms"]["median"] / step["median"]
+    if not math.isfinite(faster):  # its figures are of no machine
+        return record
+    timed = {**record, "step_ms": step}
+    if record["throughput"]:
+        timed["throughput"] = {**record["throughput"], "value": record["throughput"]["value"] * faster}
+    if record["share_of_matmul"] is not None:
+        timed["share_of_matmul"] = record["share_of_matmul"] * faster
+    return timed
 
 
 def _largest(peaks: Iterable[Mapping | None]) -> dict | None:

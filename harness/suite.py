@@ -9,6 +9,7 @@ script crashed, 2 wrong input, 130 Ctrl-C. Only the standard library is imported
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -19,8 +20,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from harness import machine, options, records
+from harness import machine, options, processes, records
 from harness.errors import UserError
 from harness.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.located import locate
@@ -38,6 +40,7 @@ USAGE = [
     ("--precision=fp32|tf32|fp16", "of matrix products and LSTMs"),
     ("--data=DIR", "folder of the data sets, or embedded; also LSTM_BENCH_DATA; else data/, a cache, a download"),
     ("--out=DIR", "folder of the run; by default results/<machine>-<date>"),
+    ("--repeat-until=1%", "add processes to a row until its 95 % interval is that narrow, or its time is up"),
     ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
@@ -78,22 +81,25 @@ def default_out(device: str, resume: bool, results: Path = PROJECT / "results") 
         for path in results.glob("*/")
         if (match := of_machine.fullmatch(path.name))
     ]
-    if resume and runs:
-        return max(runs)[2]
+    if resume and (begun := [run for run in runs if records.has_records(run[2])]):
+        return max(begun)[2]
     last = max((number for day, number, _ in runs if day == name[-8:]), default=0)
     return results / (f"{name}-{last + 1}" if last else name)
 
 
-def run_job(command: Sequence[str]) -> int:
-    """Run one benchmark to its end and return its exit status.
+def run_job(command: Sequence[str], lent: Mapping[str, Any] | None = None) -> int:
+    """Run one benchmark to its end and return its exit status; `lent`: of records.Run.
 
-    It has a session of its own, so that Ctrl-C in the terminal reaches this process alone, which hands it on once.
-    Raises Interrupted when no process of it is left.
+    It has a session of its own, so that Ctrl-C in the terminal reaches this process alone, which hands it on once. It dies
+    with this process, when that is killed. Raises Interrupted when no process of it is left.
     """
     child, family = None, []
+    die_too = functools.partial(processes.end_with, os.getpid())
     try:
         with _held_back():
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_too, **(lent or {})
+            )
         return child.wait()
     except Interrupted:
         if child:
@@ -155,34 +161,45 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
-    gpu = found.device != "cpu" and has_gpu()
+    gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
     preset = found.preset or ("full" if gpu else "quick")
     jobs = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
     locate(found.data)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
-    with records.open_run(out):  # an unwritable folder or another schema is told here, once
-        pass
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
     if resume:
         common.append("--resume")
+    if found.repeat_until:
+        common.append(f"--repeat-until={100 * found.repeat_until:g}%")
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
-    say(f"{preset} on {device}: {len(jobs)} runs, into {_shown(out)}")
-    if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
-        say(f"left out, having none of --rows: {', '.join(left_out)}")
-    try:
-        status, failed = run_jobs(jobs, common, folder)
-    except Interrupted:
-        again = f"the same command with --resume --out={_shown(out)} goes on"
-        say(f"interrupted; the finished rows are in {_shown(out)}; {again}")
-        raise
+    with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
+        say(f"{preset} on {device}: {len(jobs)} runs, into {_shown(out)}")
+        if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
+            say(f"left out, having none of --rows: {', '.join(left_out)}")
+        try:
+            status, failed = run_jobs(jobs, common, folder, held.lent())
+        except Interrupted:
+            again = f"the same command with --resume --out={_shown(out)} goes on"
+            say(f"interrupted; the finished rows are in {_shown(out)}; {again}")
+            raise
+        if status == 2:
+            held.discard()
     if status != 2:
         report(out, {job.name for job in jobs})
     for line in failed:
         say(line)
     return status
+
+
+def _asked_for_gpu(found: Options) -> bool:
+    """Whether to run on a GPU; UserError where the user asked for one and there is none."""
+    gpu = found.device != "cpu" and has_gpu()
+    if found.device == "gpu" and not gpu:
+        raise UserError(machine.NO_GPU)
+    return gpu
 
 
 def _rows(found: Options, chosen: Sequence[str], folder: Path) -> dict[str, list[str]] | None:
@@ -194,13 +211,15 @@ def _rows(found: Options, chosen: Sequence[str], folder: Path) -> dict[str, list
     return rows
 
 
-def run_jobs(jobs: Sequence[Job], common: Sequence[str], folder: Path) -> tuple[int, list[str]]:
+def run_jobs(
+    jobs: Sequence[Job], common: Sequence[str], folder: Path, lent: Mapping[str, Any] | None = None
+) -> tuple[int, list[str]]:
     """(exit status, one line per job that failed): a failed one does not stop the others, wrong input does."""
     failed = []
     for number, job in enumerate(jobs, 1):
         place = f"[{number}/{len(jobs)}] {job}"
         say(place)
-        status = run_job([sys.executable, str(folder / f"{job.name}.py"), *job.arguments, *common])
+        status = run_job([sys.executable, str(folder / f"{job.name}.py"), *job.arguments, *common], lent)
         if status == 2:  # the script has said what was wrong: the other scripts would say it again
             return 2, failed
         if status in (130, -signal.SIGINT):
@@ -267,6 +286,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         for preset in JOBS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
+        _asked_for_gpu(found)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

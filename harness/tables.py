@@ -11,8 +11,9 @@ A layout (layout/<benchmark>.json, written by the benchmark script) holds `title
 
 Formats: Python's (".1f", "d", ",.0f", ".0%"), "str", "median_range", "pair", "bytes", "percent" and "speedup:<row>":
 that row's figure against this one's, the larger the faster; "speedup:fastest peer" takes the row of the highest
-throughput that is not one of `ours`. A list is shown by its median. "*<factor>" behind any
-format multiplies first: ["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go.
+throughput that is not one of `ours`. "median_range" shows step_ms with its interval, or of one process with its range,
+and the number of processes. A list is shown by its median. "*<factor>" behind any format multiplies first:
+["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go.
 An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
 A footnote is a string, or {"text"} with any of "row", "mode", "device", "config" that it is about and "column", a
 heading.
@@ -26,48 +27,10 @@ from pathlib import Path
 
 from harness import plots, records, schema
 from harness.building import Table, build, in_groups, proof_table
-from harness.cells import Notes, markdown, paragraphs, plain, split_format
+from harness.cells import Notes, markdown, paragraphs, plain
 from harness.errors import UserError
+from harness.layouts import read_layout
 from harness.provenance import head, machine_line
-from harness.schema import RecordError
-
-
-def read_layout(path: Path) -> dict:
-    """A benchmark's layout, checked; RecordError or UserError names the file and what is wrong."""
-    layout = records.read_json(path)
-    if not isinstance(layout, dict) or layout.get("schema") != schema.SCHEMA:
-        found = layout.get("schema") if isinstance(layout, dict) else layout
-        raise RecordError(path, "schema", found, str(schema.SCHEMA))
-    texts = {"benchmark": str, "title": str, "question": str, "rows": dict, "tables": list}
-    optional = {"footnotes": list, "extra_rows": list, "headline": dict, "ours": list}
-    for key, kind in {**texts, **optional}.items():
-        if not isinstance(layout.get(key, None if key in texts else kind()), kind):
-            raise RecordError(path, key, layout.get(key), f"a {kind.__name__}")
-    for spec in layout["tables"]:
-        if not isinstance(spec, dict) or spec.get("mode") not in schema.MODES or not isinstance(spec.get("title"), str):
-            raise RecordError(path, "tables", spec, "objects with title, mode and columns")
-        columns = spec.get("columns")
-        if not isinstance(columns, list) or not all(
-            isinstance(column, list) and len(column) == 3 and all(isinstance(part, str) for part in column)
-            for column in columns
-        ):
-            raise RecordError(path, "columns", columns, "a list of [heading, path, format]")
-        for column in columns:
-            split_format(column[2])
-    for row in layout.get("extra_rows", []):
-        if not isinstance(row, dict) or not {"row", "reason", "table"} <= row.keys():
-            raise RecordError(path, "extra_rows", row, "objects with row, reason and table")
-    for note in layout.get("footnotes", []):
-        if not isinstance(note, str) and not (isinstance(note, dict) and isinstance(note.get("text"), str)):
-            raise RecordError(path, "footnotes", note, "strings, or objects with text")
-    headline = layout.get("headline") or {}
-    if headline and headline.get("table") not in range(len(layout["tables"])):
-        raise RecordError(path, "headline", headline.get("table"), "the index of a table")
-    headings = [column[0] for column in layout["tables"][headline["table"]]["columns"]] if headline else []
-    for heading in headline.get("columns", []):
-        if heading not in headings:
-            raise RecordError(path, "headline", heading, f"columns of its table: {', '.join(headings)}")
-    return layout
 
 
 def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
@@ -101,6 +64,7 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
 def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], list[str]]:
     """({benchmark: (layout, its records)}, one line per file that could not be used)."""
     rows, problems = records.read_run(run)
+    rows = [schema.timed_by_process(record) for record in rows]
     found: dict[str, tuple[dict, list[dict]]] = {}
     for benchmark in dict.fromkeys(record["benchmark"] for record in rows):
         path = Path(run) / "layout" / f"{benchmark}.json"

@@ -63,11 +63,11 @@ class TensorFlowRuntime:
         """Run `function` under TensorFlow's profiler and tell what ran.
 
         Returns:
-            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}}. Eager ops count as "eager:<type>". Of
-            a graph, on a GPU every op that launched a kernel counts once; on a CPU, where the profiler leaves out ops
-            that it has come to know as cheap, the ops of every traced function that the profiler saw executed count once
-            per execution, and there are no kernels. Ops in a while loop's body are "loop:<type>"; a cluster compiled by
-            XLA is "xla".
+            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}.
+            Eager ops count as "eager:<type>". Of a graph, on a GPU every op that launched a kernel counts once; on a CPU,
+            where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
+            profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
+            "loop:<type>"; a cluster compiled by XLA is "xla".
         """
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
@@ -77,10 +77,10 @@ class TensorFlowRuntime:
                 self.sync()
             finally:
                 self._tf.profiler.experimental.stop()
-            ops, kernels = _read_profile(folder)
+            ops, kernels, to_host_bytes = _read_profile(folder)
         if self.device == "cpu":
             _count_traced(ops)
-        return {"ops": dict(ops), "kernels": dict(kernels)}
+        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -103,20 +103,20 @@ class TensorFlowRuntime:
         return found
 
 
-def _read_profile(folder: str) -> tuple[Counter, Counter]:
+def _read_profile(folder: str) -> tuple[Counter, Counter, int]:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    ops, kernels = Counter(), Counter()
+    ops, kernels, to_host_bytes = Counter(), Counter(), 0
     for path in glob.glob(f"{folder}/**/*.xplane.pb", recursive=True):
         space = xplane_pb2.XSpace()
         with open(path, "rb") as file:
             space.ParseFromString(file.read())
         for plane in space.planes:
             if plane.name.startswith("/device:GPU"):
-                _read_device(plane, ops, kernels)
+                to_host_bytes += _read_device(plane, ops, kernels)
             elif plane.name.startswith("/host:CPU"):
                 _read_host(plane, ops)
-    return ops, kernels
+    return ops, kernels, to_host_bytes
 
 
 def _read_host(plane, ops: Counter) -> None:
@@ -128,8 +128,9 @@ def _read_host(plane, ops: Counter) -> None:
                 ops[f"eager:{found[1]}"] += 1
 
 
-def _read_device(plane, ops: Counter, kernels: Counter) -> None:
-    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's)."""
+def _read_device(plane, ops: Counter, kernels: Counter) -> int:
+    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's); bytes to the host."""
+    to_host_bytes = 0
     launched = set()  # ops by name, since one op may launch many kernels, and a loop's op many times
     names = {key: value.name for key, value in plane.event_metadata.items()}
     stats = {key: value.name for key, value in plane.stat_metadata.items()}
@@ -139,6 +140,7 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> None:
         for event in line.events:
             kernels[names[event.metadata_id]] += event.duration_ps / 1e9
             about = {stats[stat.metadata_id]: stat.str_value or stats.get(stat.ref_value, "") for stat in event.stats}
+            to_host_bytes += bytes_to_host(about.get("memcpy_details", ""))
             if "hlo_module" in about:
                 ops["xla"] += 1
             elif about.get("tf_op"):
@@ -146,6 +148,13 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> None:
     for op in launched:
         if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
             ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
+    return to_host_bytes
+
+
+def bytes_to_host(details: str) -> int:
+    """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:40 …"."""
+    found = re.search(r"kind_src:device kind_dst:(?:pinned|pageable|host)\b.*\bsize:(\d+)", details)
+    return int(found[1]) if found else 0
 
 
 def _count_traced(ops: Counter) -> None:

@@ -1,9 +1,11 @@
 """PyTorch as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
 
+import json
 import os
 import random
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -82,10 +84,11 @@ class TorchRuntime:
         """Run `function` under PyTorch's profiler and tell what ran.
 
         Returns:
-            {"ops": {op: count}, "kernels": {kernel name: ms on the device}}. Ops count once per call, by the names under
-            which PyTorch runs them: "aten::lstm" and, inside it, "aten::_cudnn_rnn"; nodes of the backward pass such
-            as "AddmmBackward0"; a compiled region as "Torch-Compiled Region: …" and "CompiledFunction". The replay of
-            a CUDA graph runs kernels and no op: it counts as "cudaGraphLaunch". On a CPU there are no kernels.
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}. Ops
+            count once per call, by the names under which PyTorch runs them: "aten::lstm" and, inside it,
+            "aten::_cudnn_rnn"; nodes of the backward pass such as "AddmmBackward0"; a compiled region as "Torch-Compiled
+            Region: …" and "CompiledFunction". The replay of a CUDA graph runs kernels and no op: it counts as
+            "cudaGraphLaunch". On a CPU there are no kernels.
         """
         from torch import profiler
 
@@ -96,7 +99,8 @@ class TorchRuntime:
         with profiler.profile(activities=activities) as profile:
             function()
             self.sync()
-        return _what_ran(profile.events(), self._torch.autograd.DeviceType.CUDA)
+        found = _what_ran(profile.events(), self._torch.autograd.DeviceType.CUDA)
+        return {**found, "to_host_bytes": _bytes_to_host(profile) if self.device == "gpu" else 0}
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -110,6 +114,17 @@ class TorchRuntime:
             if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
                 found["notes"].append(f"PyTorch relinked to CUDA {cublas.split('.')[0]} (built for {built})")
         return found
+
+
+def _bytes_to_host(profile: object) -> int:
+    """Of all copies from the device to the host; only the trace that PyTorch writes holds their sizes."""
+    with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+        path = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy DtoH")]
+    return sum(event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {}))
 
 
 def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:

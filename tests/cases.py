@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 
+from harness import host_reads
 from harness.measurement import timed_of
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
 from harness.tensorflow_runtime import TensorFlowRuntime
@@ -112,7 +113,11 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
     elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
     kernel = kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else kernel
-    proof.what_ran(runtime.profile(lambda: step(batches[0])), kernel, runtime.device)
+    with host_reads.counted() as reads:
+        loss = step(batches[0])
+    profile = runtime.profile(lambda: step(batches[0]))
+    proof.stays_on_device(loss, len(reads), profile["to_host_bytes"])
+    proof.what_ran(profile, kernel, runtime.device)
     return proof
 
 
@@ -161,6 +166,8 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     proof.outputs(trial.outputs(), classifier_reference()["outputs"])
     proof.training(trial, classifier_reference())
     trial.timed_steps(1)
-    proof.what_ran(runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), kernel, runtime.device)
+    profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
+    proof.copies(profile["to_host_bytes"])
+    proof.what_ran(profile, kernel, runtime.device)
     proof.callable(trial.unproven())
     return proof

@@ -88,7 +88,7 @@ def test_help_names_every_constant_of_the_header_and_every_flag(name):
     header = options.read_header(FOLDER / f"{name}.py")
     shown = [f"--{constant.lower().replace('_', '-')}=" for constant in header.constants if header.limit(constant)]
     flags = [f"--{flag}" for flag in (*options.FLAGS, *SCRIPTS[name].BENCHMARK.flags)]
-    settings = [f"--{setting}=" for setting in options.SETTINGS]
+    settings = [f"--{setting.replace('_', '-')}=" for setting in options.SETTINGS]
     assert [word for word in shown + flags + settings if word not in text] == []
 
 
@@ -106,10 +106,11 @@ TORCH = [
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
     "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", *TORCH, *JAX],
-    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", *TORCH, *JAX],
+    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront", *TORCH,
+            *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
-                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", *TORCH, *JAX],
+                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", *TORCH, *JAX],
     "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
 }  # fmt: skip
 

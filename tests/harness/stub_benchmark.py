@@ -1,9 +1,11 @@
 """A stand-in for a benchmark script: its rows do what their names say, without a framework. Tests run a copy of it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +34,8 @@ ROWS_TABLE = {
     )
     for name in (
         "needs_gpu", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
-        "train_unproven", "nothing", "long_record", "flaky", "of_a_peer",
+        "train_unproven", "nothing", "long_record", "flaky", "of_a_peer", "fills_disk", "long_result", "clock_set_back",
+        "two_sessions",
     )
 }  # fmt: skip
 
@@ -68,8 +71,14 @@ def run_row(row, c, measurement):
         os.kill(os.getpid(), signal.SIGSEGV if row == "segfaults" else signal.SIGKILL)
     if row == "exits":
         sys.exit(3)
-    if row == "sleeps":
-        helper = subprocess.Popen(["sleep", "60"])
+    if row in ("fills_disk", "long_result"):  # the nearest thing to a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    if row == "fills_disk":
+        with tempfile.TemporaryFile(buffering=0) as file:
+            while True:
+                file.write(bytes(1000))
+    if row in ("sleeps", "two_sessions"):  # of which the second's helper is in no group or session of the row
+        helper = subprocess.Popen(["sleep", "60"], start_new_session=row == "two_sessions")
         (HERE / "pids").write_text(f"{os.getpid()} {helper.pid}")
         time.sleep(60)
     if row == "nothing":
@@ -79,8 +88,12 @@ def run_row(row, c, measurement):
         ms = 10.0 + measurement.process
         parts[mode] = dict(blocks_ms=[ms, ms + 0.5], items_per_batch=c.UNITS, unit="sequences/s", proof=PROOF)
         about = {"gpu": None, "packages": machine.packages(), **machine.commit()}
+        if row == "clock_set_back":
+            about["date"] = f"2026-01-0{9 - measurement.process}T00:00:00+00:00"
         parts[mode]["environment"] = {**about, "data": measurement.data.facts}
-        parts[mode]["losses"] = [0.5] * (100 if (row, mode) == ("long_record", "train") else 1)
+        parts[mode]["losses"] = [0.5] * (
+            150 if (row, mode) in (("long_record", "train"), ("long_result", "train")) else 1
+        )
     if row == "train_unproven":
         unproven = {**PROOF, "ok": False, "failed": ["update"], "reason": "update: error 0.5"}
         parts["train"] = {"status": "failed", "reason": unproven["reason"], "proof": unproven}

@@ -5,6 +5,8 @@ import pytest
 from harness import cells
 from harness.errors import UserError
 
+RANGE = {"median": 10.0, "min": 9.0, "max": 12.0}
+
 
 @pytest.mark.parametrize(
     ("value", "form", "shown"),
@@ -24,6 +26,12 @@ from harness.errors import UserError
         ({"median": 1234.5, "min": 1200.0, "max": 1300.0}, "median_range", "1234 [1200, 1300]"),
         ({"median": 0.05123, "min": 0.05, "max": 0.06}, "median_range", "0.0512 [0.0500, 0.0600]"),
         ([3.0, 1.0, 2.0], "median_range", "2.000 [1.000, 3.000]"),
+        ([3.0], "median_range", "3.000"),
+        ({**RANGE, "processes": 1, "interval": None}, "median_range", "10.00 [9.00, 12.00] (1)"),
+        ({**RANGE, "processes": 3, "interval": [9.95, 10.04]}, "median_range", "10.00 ±0.5 % (3)"),
+        ({**RANGE, "processes": 3, "interval": [9.9, 11.2]}, "median_range", "10.00 ±12 % (3)"),
+        ({**RANGE, "processes": 2, "interval": [4.0, 21.0]}, "median_range", "10.00 ±>100 % (2)"),
+        ({**RANGE, "processes": 2, "interval": [10.0, 10.0]}, "median_range*0.001", "0.0100 ±0.0 % (2)"),
         ([3.0, 1.0, 2.0], ".1f", "2.0"),
         ("15k", ",.0f", "15k"),
         ("a|b", "str", r"a\|b"),

@@ -7,39 +7,54 @@ import pytest
 
 from harness import clocks
 
-PROTOCOL = dict(warmup_batches=10, timed_batches=50, blocks=3, min_block_s=0.25)
+PROTOCOL = dict(warmup_batches=10, warmup_limit_s=3.0, timed_batches=50, blocks=3, min_block_s=0.25)
 
 
 class FakeDevice:
-    """A step, a sync, a restore and a clock that take notes of the order in which they are called."""
+    """A step, a sync, a restore and a clock that take notes of the order in which they are called.
 
-    def __init__(self, batch_s: float):
-        self.now, self.batch_s, self.calls = 100.0, batch_s, []
+    batch_s: seconds of every batch, or of the k-th one.
+    """
+
+    def __init__(self, batch_s, restore_s: float = 0.0):
+        self.now, self.batch_s, self.restore_s, self.calls, self.steps = 100.0, batch_s, restore_s, [], 0
+        self.read_s = 0.03
 
     def perf_counter(self):
         self.calls.append("clock")
         return self.now
 
     def step(self, batch):
-        self.now += self.batch_s
+        self.now += self.batch_s(self.steps) if callable(self.batch_s) else self.batch_s
+        self.steps += 1
         self.calls.append(batch)
         return f"loss {len(self.calls)}"
 
     def sync(self):
         self.calls.append("sync")
 
+    def read(self, loss):
+        self.now += self.read_s
+        self.calls.append("read")
+
     def restore(self):
-        self.now += 1000.0  # seconds that no block may count
+        self.now += self.restore_s
         self.calls.append("restore")
 
 
-def timed(monkeypatch, batch_s: float, batches=("a", "b", "c"), **changed):
-    device = FakeDevice(batch_s)
+def timed(monkeypatch, batch_s, batches=("a", "b", "c"), restore_s=0.0, **changed):
+    device = FakeDevice(batch_s, restore_s)
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
     found = clocks.time_blocks(
-        device.step, batches, sync=device.sync, restore=device.restore, **{**PROTOCOL, **changed}
+        device.step, batches, sync=device.sync, restore=device.restore, read=device.read, **{**PROTOCOL, **changed}
     )
     return found, device
+
+
+def windows_of(device, blocks=3):
+    """The batches of each window of the warm-up: what lies between two restores, before the blocks."""
+    parts = " ".join(device.calls).split("restore")[1:-blocks]
+    return ["".join(call for call in part.split() if call in "abc") for part in parts]
 
 
 def test_block_is_the_published_50_batches_where_they_fill_the_time():
@@ -65,7 +80,7 @@ def test_block_has_an_end_even_if_the_clock_saw_no_time_pass():
 
 
 def test_blocks_report_ms_per_batch_without_the_time_of_restoring(monkeypatch):
-    found, _ = timed(monkeypatch, 0.02)
+    found, _ = timed(monkeypatch, 0.02, restore_s=1000.0)
     assert found.ms == pytest.approx([20.0] * 3)
     assert found.batches_per_block == 50
 
@@ -74,20 +89,69 @@ def test_slow_step_is_timed_in_blocks_of_five(monkeypatch):
     found, device = timed(monkeypatch, 0.2)
     assert found.batches_per_block == 5 and found.ms == pytest.approx([200.0] * 3)
     assert [len(block) for block in found.losses] == [5] * 3
-    assert sum(call in "abc" for call in device.calls) == 10 + clocks.PROBE + 3 * 5
+    assert found.warmup.batches == 10 and device.steps == 10 + 3 * 5
 
 
 def test_device_is_synchronised_around_a_block_and_never_inside(monkeypatch):
     found, device = timed(monkeypatch, 0.02)
-    block = ["sync", "clock", *(["a", "b", "c"] * 17)[:50], "sync", "clock"]
+    block = ["sync", "clock", *(["a", "b", "c"] * 17)[:50], "sync", "clock", "read", "clock"]
     assert device.calls[-3 * (1 + len(block)) :] == ["restore", *block] * 3
     assert len(found.ms) == 3
 
 
-def test_warm_up_and_probe_come_first_and_from_a_restored_state(monkeypatch):
-    _, device = timed(monkeypatch, 0.02)
-    warm_up = (["a", "b", "c"] * 4)[:10]
-    assert device.calls[: 1 + 10 + 7] == ["restore", *warm_up, "sync", "clock", "a", "b", "c", "sync", "clock"]
+def test_reading_a_loss_behind_the_clocks_stop_is_timed_and_no_part_of_the_block(monkeypatch):
+    found, _ = timed(monkeypatch, 0.02)
+    assert found.lag_s == pytest.approx([0.03] * 3) and found.ms == pytest.approx([20.0] * 3)
+
+
+def test_warm_up_comes_first_in_windows_that_begin_like_a_block(monkeypatch):
+    found, device = timed(monkeypatch, 0.02)
+    assert windows_of(device) == ["a", "bca", "bca", "bcab"]  # 50 ms and a quarter more each; the batches go on in turn
+    assert device.calls[:14] == ["clock", *["restore", "sync", "clock", "a", "sync", "clock", "clock"],
+                                 *["restore", "sync", "clock", "b", "c", "a"]]  # fmt: skip
+    assert found.warmup == (pytest.approx(0.22), 11, True)
+
+
+def test_warm_up_goes_on_until_three_windows_are_within_two_percent(monkeypatch):
+    found, device = timed(monkeypatch, lambda k: 0.004 * (1 + 2 * math.exp(-k / 40)))
+    assert found.warmup.settled and found.warmup.batches == sum(map(len, windows_of(device)))
+    assert 0.3 < found.warmup.seconds < clocks.SLOW_BATCH_S * 30 and found.warmup.batches > 10
+
+    ms, done = [], 0
+    for window in windows_of(device):
+        ms.append(sum(0.004 * (1 + 2 * math.exp(-k / 40)) for k in range(done, done + len(window))) / len(window))
+        done += len(window)
+    settled = [max(ms[k - 2 : k + 1]) <= 1.02 * min(ms[k - 2 : k + 1]) for k in range(2, len(ms))]
+    assert settled == [False] * (len(settled) - 1) + [True], "it ends with the first three that agree"
+
+
+def test_one_long_window_is_no_three_that_agree(monkeypatch):
+    found, device = timed(monkeypatch, 0.02, batches="abc" * 4, whole_rounds=True)
+    assert windows_of(device) == ["abc" * 4] * 3 and found.warmup.settled
+
+
+def test_warm_up_that_never_settles_ends_at_its_limit_and_says_so(monkeypatch):
+    found, _ = timed(monkeypatch, lambda k: 0.002 * 1.01**k, warmup_limit_s=1.0)
+    assert not found.warmup.settled
+    assert 1.0 <= found.warmup.seconds < 1.0 + 1.0, "one window more at most"
+    assert len(found.ms) == 3
+
+
+def test_protocols_least_number_of_batches_goes_before_the_limit(monkeypatch):
+    found, _ = timed(monkeypatch, lambda k: 0.2 * 1.1**k, warmup_limit_s=0.0)
+    assert found.warmup.batches == 10 and not found.warmup.settled and found.warmup.seconds > 2.0
+
+
+def test_restoring_counts_as_warming_up_but_not_as_time_of_a_batch(monkeypatch):
+    found, _ = timed(monkeypatch, lambda k: 0.002 * 1.01**k, restore_s=0.2, warmup_limit_s=1.0)
+    assert 1.0 <= found.warmup.seconds < 2.0
+    steady, _ = timed(monkeypatch, 0.02, restore_s=0.5)
+    assert steady.warmup == (pytest.approx(0.22 + 4 * 0.5), 11, True)
+
+
+def test_window_has_an_end_even_if_the_clock_saw_no_time_pass(monkeypatch):
+    found, _ = timed(monkeypatch, 0.0, timed_batches=2, min_block_s=0.0)
+    assert found.warmup.settled and 10 < found.warmup.batches < 20_000
 
 
 def test_every_block_starts_with_the_first_batch_and_takes_them_in_turn(monkeypatch):
@@ -169,8 +233,10 @@ def test_block_takes_batches_of_different_sizes_equally_often(monkeypatch, batch
     assert found.batches_per_block == size
     blocks = "".join(call for call in device.calls if call in "abc")[-3 * size :]
     assert [blocks.count(batch) for batch in "abc"] == [size] * 3
+    assert all(window == "abc" * (len(window) // 3) for window in windows_of(device)), "in the warm-up likewise"
 
 
 def test_every_staged_batch_is_warmed_up(monkeypatch):
-    _, device = timed(monkeypatch, 0.02, warmup_batches=1, timed_batches=2, min_block_s=0.0)
-    assert device.calls[:4] == ["restore", "a", "b", "c"]
+    quick = dict(warmup_batches=1, timed_batches=2, min_block_s=0.0, warmup_limit_s=0.0)
+    _, device = timed(monkeypatch, 0.06, **quick)
+    assert windows_of(device) == ["a", "b", "c"]

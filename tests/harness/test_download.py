@@ -290,7 +290,8 @@ def test_given_folder_that_lacks_a_file_is_a_user_error_that_says_what_is_expect
 
 
 @pytest.mark.parametrize(
-    ("bad", "found"), [(b"bad", "begins with b'bad'"), (CONTENT[:9], "sha256 "), (CONTENT * 700, "more than 67108864")]
+    ("bad", "found"),
+    [(b"bad", "begins with b'bad'"), (CONTENT[:9], "sha256 "), (CONTENT * 700, "more than 102400 bytes")],
 )
 def test_corrupt_file_in_a_given_folder_is_an_error_and_never_touched(server, wanted, tmp_path, bad, found):
     folder = put(tmp_path / "mine", wanted)

@@ -128,6 +128,15 @@ def test_facts_of_a_machine_without_a_gpu(no_nvml, fresh_facts):
 # -- with one ----------------------------------------------------------------------------------------------------------
 
 
+def test_processes_on_the_gpu_are_counted_once_each_and_not_by_their_numbers(nvml):
+    assert machine.gpu_processes() == 0
+    outside = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in (4_000_001, 4_000_002, 4_000_001)]
+    nvml.own_memory = outside
+    assert machine.gpu_processes() == machine.gpu_state()["gpu_processes"] == 2
+    nvml.gpus = 0
+    assert machine.gpu_processes() is None
+
+
 def test_gpu_state_holds_clocks_temperature_and_power_in_their_units(nvml):
     assert machine.gpu_state() == {
         "sm_mhz": 1830,
@@ -136,6 +145,7 @@ def test_gpu_state_holds_clocks_temperature_and_power_in_their_units(nvml):
         "temperature_c": 41,
         "power_w": 244,
         "throttle_reasons": [],
+        "gpu_processes": 0,
     }
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement, runtimes
+from harness import machine, measurement, references, runtimes
 from models import expected, stacks, weights
 from models.reference_networks import Adam
 
@@ -28,7 +28,7 @@ MODES = {"forward": 1, "train": 3, "stack": 2}  # floating-point operations per 
 def reference_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("reference") / "tiny.npz"
     found = expected.language_model("mean", Adam(LEARNING_RATE), WEIGHTS, STATES, BATCHES, carry_states=False)
-    measurement.save_reference(path, found)
+    references.save_reference(path, found)
     return path
 
 
@@ -40,7 +40,7 @@ def measure(tensorflow_runtime, reference_path):
         made = stacks.IMPLEMENTATIONS[row]
         job = {
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": reference_path,
-            "protocol": {"WARMUP_BATCHES": 1, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
+            "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
         evidence = made.evidence(NUM_LAYERS, TIME_STEPS, "cpu")
         row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
@@ -60,7 +60,7 @@ def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer
     stack = stack or made.stack(WEIGHTS, NUM_LAYERS, DTYPES[precision])
     return (network or LanguageModel)(
         stack, WEIGHTS, STATES, BATCHES, optimizer or keras.optimizers.Adam(LEARNING_RATE),
-        loss_scale=LOSS_SCALE, eager=made.eager, **options,
+        loss_scale=LOSS_SCALE, eager=made.eager, jit_compile=made.jit_compile, **options,
     )  # fmt: skip
 
 

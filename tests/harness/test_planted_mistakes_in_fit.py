@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import measurement
+from harness import measurement, references
 from harness.proof import UPDATE_STEPS, Kernel, Proof
 from models import expected, fit_rows, weights
 from models.reference_networks import Adam
@@ -154,7 +154,7 @@ def test_labels_of_another_order_fail_the_loss(prove):
 @pytest.mark.parametrize(("dtype", "failed"), [("int64", []), ("uint8", ["callable"])])
 def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(tensorflow_runtime, reference, tmp_path, dtype, failed):
     path = tmp_path / "reference.npz"
-    measurement.save_reference(path, reference)
+    references.save_reference(path, reference)
     job = {"device": "cpu", "precision": "fp32", "process": 0, "protocol": {}, "matmul_flops": None, "reference": path}
     trial = trial_of("keras")
     row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence_of("keras"))

@@ -4,9 +4,12 @@ import math
 
 import pytest
 
-from harness import schema
+from harness import intervals, schema
 from harness.schema import RecordError
 from tests.record_cases import make
+
+STEP = {"median": 2.0, "min": 1.0, "max": 3.0, "processes": 2, "interval": [1.5, 2.5]}
+WARMUP = {"process": 0, "seconds": 0.3, "batches": 31, "settled": True}
 
 
 def test_new_records_share_no_lists_and_refuse_unknown_keys():
@@ -44,6 +47,18 @@ def test_every_key_of_the_schema_is_required(key):
         ("step_ms", 10.0),
         ("step_ms", {"median": 1.0, "min": 2.0, "max": 3.0}),
         ("step_ms", {"median": 1.0, "min": 1.0}),
+        ("step_ms", {**STEP, "processes": 0}),
+        ("step_ms", {**STEP, "processes": 1}),  # with an interval
+        ("step_ms", {**STEP, "processes": True}),
+        ("step_ms", {**STEP, "interval": [2.5, 3.0]}),
+        ("step_ms", {**STEP, "interval": [0.0, 3.0]}),
+        ("step_ms", {**STEP, "interval": [1.5]}),
+        ("step_ms", {**STEP, "mean": 2.0}),
+        ("warmup", {"seconds": 1.0}),
+        ("warmup", [{**WARMUP, "settled": 1}]),
+        ("warmup", [{**WARMUP, "batches": 0}]),
+        ("warmup", [{**WARMUP, "seconds": -1.0}]),
+        ("warmup", [{"process": 0}]),
         ("first_call_s", "1.0"),
         ("throughput", {"value": 3}),
         ("losses", {"0": 1.0}),
@@ -67,13 +82,18 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
         schema.validate({**make(), key: value}, "x.json")
 
 
+@pytest.mark.parametrize("step", [STEP, {**STEP, "processes": 1, "interval": None}, {"median": 2, "min": 1, "max": 3}])
+def test_steps_of_this_and_of_earlier_commits_are_read(step):
+    assert schema.validate(make(step_ms=step, warmup=[WARMUP]), "x.json")["step_ms"] == step
+
+
 def test_a_record_may_not_contradict_itself():
     with pytest.raises(RecordError, match="failed"):
         schema.validate(make(proof={"ok": False}), "x.json")
     with pytest.raises(RecordError, match="why the row is skipped"):
         schema.validate(make(status="skipped"), "x.json")
     with pytest.raises(RecordError, match="a time or an accuracy"):
-        schema.validate(make(step_ms=None), "x.json")
+        schema.validate(make(step_ms=None, warmup=[WARMUP]), "x.json")
 
 
 # Several processes of one row
@@ -93,8 +113,10 @@ def test_merging_computes_step_and_throughput_over_all_blocks():
     for blocks in ([10.0, 12.0], [20.0, 30.0], [11.0]):
         record = schema.merge_process(record, part(blocks))
     assert record["blocks_ms"] == [[10.0, 12.0], [20.0, 30.0], [11.0]]
-    assert record["step_ms"] == {"median": 12.0, "min": 10.0, "max": 30.0}
-    assert record["throughput"] == {"value": pytest.approx(100 / 0.012), "unit": "words/s"}
+    step = record["step_ms"]
+    assert (step["median"], step["min"], step["max"], step["processes"]) == (11.0, 10.0, 30.0, 3), "of 11, 25 and 11"
+    assert step["interval"] == pytest.approx(intervals.interval([11.0, 25.0, 11.0])) and step["interval"][1] > 30.0
+    assert record["throughput"] == {"value": pytest.approx(100 / 0.011), "unit": "words/s"}
     assert schema.validate(record, "x.json")["status"] == "ok"
 
 
@@ -109,8 +131,36 @@ def test_merging_keeps_the_first_of_what_is_told_once_and_all_of_the_rest():
     assert record["clocks"] == [{"sm_mhz": 1}, {"sm_mhz": 2}]
     assert record["memory_peak_bytes"] == {"allocator": 5, "nvml": 8}
     assert record["environment"] == {"gpu": "H200", "cudnn": "9.19"}
-    assert record["share_of_matmul"] == pytest.approx(0.25)  # measured at 10 ms, the median is 20 ms
+    assert record["share_of_matmul"] == pytest.approx(1 / 3)  # measured at 10 ms, the median is 15 ms
     assert empty == fresh()
+
+
+def test_merging_keeps_the_warm_up_of_every_process():
+    record = fresh()
+    for process in (0, 1):
+        record = schema.merge_process(record, part([10.0], warmup=[{**WARMUP, "process": process}]))
+    assert [warmup["process"] for warmup in schema.validate(record, "x.json")["warmup"]] == [0, 1]
+    assert "warmup" not in schema.merge_process(fresh(), part([10.0])), "a whole training has none"
+
+
+def test_times_of_an_earlier_commit_are_computed_anew_from_its_blocks():
+    old = fresh(
+        blocks_ms=[[10.0, 12.0], [20.0, 30.0], [11.0]],
+        step_ms={"median": 12.0, "min": 10.0, "max": 30.0},
+        throughput={"value": 100 / 0.012, "unit": "words/s"},
+        share_of_matmul=0.11,
+    )
+    new = fresh()
+    for blocks in old["blocks_ms"]:
+        new = schema.merge_process(new, part(blocks))
+    timed = schema.timed_by_process(old)
+    assert timed["step_ms"] == new["step_ms"] and timed["throughput"]["unit"] == "words/s"
+    assert timed["throughput"]["value"] == pytest.approx(new["throughput"]["value"])
+    assert timed["share_of_matmul"] == pytest.approx(0.12), "the step is 11 ms and not 12"
+    assert schema.timed_by_process(new) == new and old["step_ms"]["median"] == 12.0
+    for blocks in ([], [[]]):
+        bare = fresh(blocks_ms=blocks, step_ms=old["step_ms"])
+        assert schema.timed_by_process(bare) == bare
 
 
 def test_the_worst_proof_of_all_processes_counts():

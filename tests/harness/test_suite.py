@@ -236,7 +236,11 @@ def test_default_folder_is_new_and_resume_takes_the_latest(tmp_path, monkeypatch
     assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102"
     assert suite.default_out("cpu", True, tmp_path).name == "cpu-2-core-20260102"
     for name in ("cpu-2-core", "cpu-2-core-20260101", "cpu-2-core-20260101-2", "nvidia-h200-20260103"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows").mkdir(parents=True)
+    assert suite.default_out("cpu", True, tmp_path).name == "cpu-2-core-20260102", "no row was recorded in any of them"
+    for name in ("cpu-2-core-20260101", "cpu-2-core-20260101-2"):
+        (tmp_path / name / "rows" / "ptb.small.keras.train.cpu.fp32.json").touch()
+    (tmp_path / "cpu-2-core-20260101-3" / "rows").mkdir(parents=True)
     assert suite.default_out("cpu", True, tmp_path).name == "cpu-2-core-20260101-2"
     (tmp_path / "cpu-2-core-20260102").mkdir()
     assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102-2"
@@ -270,7 +274,7 @@ def test_help_and_list_take_under_half_a_second_and_import_only_the_standard_lib
 
 def test_every_option_of_the_scripts_stands_in_the_help(scripts):
     text = suite.help_text(jobs.read_headers(scripts))
-    assert all(f"--{name}" in text for name in (*options.FLAGS, *options.SETTINGS))
+    assert all(f"--{name.replace('_', '-')}" in text for name in (*options.FLAGS, *options.SETTINGS))
 
 
 def start_hanging(scripts: Path, does: str, grace_s: float) -> subprocess.Popen:

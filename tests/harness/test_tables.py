@@ -8,121 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from harness import building, provenance, records, schema, tables
+from harness import building, provenance, tables
+from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
 
 PROJECT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    "gpu": "NVIDIA H200",
-    "driver": "580.159",
-    "cuda": "13.0",
-    "cudnn": "9.19.0",
-    "tensorflow": "2.21.0",
-    "keras": "3.15.1",
-    "cpu": "Xeon",
-    "cores": 16,
-    "date": "2026-01-31T10:00:00+00:00",
-    "commit": "0123456789abcdef",
-    "dirty": False,
-    "notes": ["TensorFlow relinked to CUDA 13"],
-    "data": {"name": "ptb", "title": "Penn Treebank", "source": "real", "sha256": {"ptb.train.txt": "fcea919f"}},
-}
-CPU = {"gpu": None, "driver": None, "cuda": None, "cudnn": None}
-LIMIT = {"outputs": 2e-2, "gradients": 6e-2, "spread": 0.05}
-PROOF = {
-    "ok": True,
-    "outputs_err": 1.2e-3,
-    "gradients_err": 3.4e-2,
-    "limit": LIMIT,
-    "kernel": {"ops": {"CudnnRNNV3": 2}},
-}
-LAYOUT = {
-    "schema": 1,
-    "benchmark": "ptb",
-    "title": "PTB",
-    "question": "How fast?",
-    "rows": {"while_loop": "cells", "keras": "`keras.layers.LSTM`", "keras_cudnn": "cuDNN", "torch_lstm": "PyTorch"},
-    "tables": [
-        {
-            "title": "Speed",
-            "mode": "train",
-            "device": None,
-            "columns": [
-                ["words/s", "throughput.value", ",.0f"],
-                ["P40", "published.P40", ",.0f"],
-                ["speedup", "throughput.value", "speedup:while_loop"],
-                ["ms", "step_ms", "median_range"],
-                ["busy", "gpu_utilisation", "percent"],
-            ],
-            "plot": "throughput.value",
-            "plot_published": {"P40": "published.P40"},
-        }
-    ],
-    "footnotes": ["Words are tokens.", {"text": "One P40.", "row": "keras_cudnn", "column": "P40"}],
-    "extra_rows": [{"row": "2 GPUs", "published": {"P40": 25000}, "reason": "not measured yet", "table": 0}],
-    "headline": {"table": 0, "columns": ["words/s", "speedup"]},
-}
-
-
-def make(row="keras", ms=10.0, device="gpu", precision="tf32", environment=None, **changes):
-    """A record of 100 words per batch, timed as two processes of two blocks around `ms`."""
-    given = dict(
-        benchmark="ptb",
-        row=row,
-        mode="train",
-        device=device,
-        precision=precision,
-        config={"CONFIG": "large", "UNITS": 1500, "ROWS": "all"},
-        environment={**ENVIRONMENT, **(CPU if device == "cpu" else {}), **(environment or {})},
-    )
-    record = schema.new_record(**{**given, **changes})
-    if record["status"] != "ok":
-        return record
-    for _ in range(2):
-        part = dict(blocks_ms=[0.9 * ms, 1.1 * ms], items_per_batch=100, unit="words/s", proof=PROOF)
-        record = schema.merge_process(record, part)
-    return record
-
-
-def run_of(path, *rows, layout=LAYOUT):
-    with records.open_run(path) as run:
-        for record in rows:
-            records.write_record(run, record)
-        if layout:
-            records.write_json(path / "layout" / f"{layout['benchmark']}.json", layout)
-    return path
-
-
-def page_of(path, *rows, layout=LAYOUT):
-    tables.render(run_of(path, *rows, layout=layout))
-    return (path / "ptb.md").read_text()
-
-
-def lines_of(text, title):
-    """Cells of the table under a heading that starts with `title`: a dict per row, keyed by heading; in order."""
-    section = re.split(r"^## ", text, flags=re.M)
-    body = next(part for part in section if part.startswith(title))
-    grid = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in body.splitlines()
-        if line.startswith("|")
-    ]
-    assert len({len(line) for line in grid}) == 1, "every line of a table has as many cells as its head"
-    return [dict(zip(grid[0], line, strict=True)) for line in grid[2:]]
 
 
 # Rows and columns
 
 
 def test_rows_stand_in_layout_order_with_their_figures(tmp_path):
-    text = page_of(tmp_path / "run", make("keras_cudnn", 2.0, published={"P40": 32000}), make("while_loop", 20.0))
+    cudnn = make("keras_cudnn", 2.0, published={"P40": 32000}, processes=(1.0, 1.001, 0.999))
+    text = page_of(tmp_path / "run", cudnn, make("while_loop", 20.0))
     rows = lines_of(text, "Speed: large, GPU, tf32")
     assert [row["row"] for row in rows] == ["while_loop", "keras_cudnn", "2 GPUs"]
     assert rows[1]["what it is"] == "cuDNN"
     assert rows[1]["words/s"] == "50,000"
     assert rows[1]["speedup"] == "10.00x"
-    assert rows[1]["ms"] == "2.000 [1.800, 2.200]"
+    assert rows[1]["ms"] == "2.000 ±0.2 % (3)"
     assert rows[1]["proof"] == "proven, errors ≤ 3.4e-02"
-    assert "Median of 4 blocks in 2 processes, range in brackets." in text
+    assert (
+        "Time per step: median over 2 to 3 processes of each one's median of 2 blocks; "
+        "±: 95 % interval over the processes, their number in parentheses.\n"
+    ) in text
     assert "Not run: `keras`, `torch_lstm`." in text
 
 
@@ -224,16 +132,6 @@ def test_a_share_is_shown_in_percent_although_it_is_recorded_as_a_fraction(tmp_p
     assert lines_of(text, "Speed")[0]["share"] == "25 %"
 
 
-def test_a_training_that_ran_once_says_so(tmp_path):
-    columns = [["s", "fit_s", ".1f"], ["ms", "step_ms", "median_range"], ["acc", "accuracy", "pair"]]
-    spec = {"title": "Fit", "mode": "fit", "device": None, "columns": columns}
-    record = make(mode="fit", fit_s=30.0, epoch_s=[9.0, 11.0], accuracy={"acc": 0.97, "val_acc": 0.98})
-    text = page_of(tmp_path / "run", record, layout={**LAYOUT, "tables": [spec], "headline": {}})
-    row = lines_of(text, "Fit")[0]
-    assert (row["s"], row["ms"], row["acc"]) == ("30.0", "10.00 [9.00, 11.00]", "(0.9700, 0.9800)")
-    assert "Time per step: median of 4 epochs, range in brackets.\n\nEach training ran once" in text
-
-
 # What must not be hidden
 
 
@@ -282,14 +180,6 @@ def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another
     text = page_of(tmp_path / "other", make(), make("torch_lstm", environment={**peer, "cudnn": "9.10.2"}))
     assert "cuDNN (as loaded) 9.19.0; but 9.10.2 in `torch_lstm train gpu`" in text
     assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
-
-
-def test_throttled_clocks_are_said(tmp_path):
-    slow = make(clocks=[{"throttle_reasons": []}, {"throttle_reasons": ["software power cap"]}])
-    assert "**Clocks throttled**: `keras`: software power cap." in page_of(tmp_path / "slow", slow)
-    steady = page_of(tmp_path / "steady", make(clocks=[{"throttle_reasons": []}]))
-    assert "Clocks were not throttled." in steady
-    assert "throttled" not in page_of(tmp_path / "cpu", make(device="cpu", precision="fp32"))
 
 
 def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement, runtimes, schema
+from harness import machine, measurement, references, runtimes, schema
 from harness.errors import UserError
 from harness.proof import CURVE_STEPS, UPDATE_STEPS, count_of
 from harness.torch_runtime import TorchRuntime, _what_ran
@@ -246,7 +246,7 @@ def reference_path(tmp_path):
         gradients.append(2 * batch.T @ (batch @ kernel) / (BATCH * UNITS))
         kernel -= RATE * gradients[-1]
         updates.append(kernel - WEIGHTS)
-    measurement.save_reference(
+    references.save_reference(
         tmp_path / "reference.npz",
         {
             "outputs": {"products": INPUTS[0] @ WEIGHTS, "loss": losses[0]},
@@ -263,7 +263,7 @@ def reference_path(tmp_path):
 def test_row_of_pytorch_is_proven_timed_and_recorded_in_its_own_framework(reference_path, learns):
     job = {
         "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": 1e9, "reference": reference_path,
-        "protocol": {"WARMUP_BATCHES": 1, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
+        "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
     }  # fmt: skip
     evidence = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}
     row = measurement.Measurement(job, SimpleNamespace(facts={}), evidence, "torch")

@@ -1,0 +1,319 @@
+"""An honest row of NumPy arrays, and mistakes to plant in it: what the tests of harness/proof.py go through."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from harness.proof import CURVE_STEPS, LAG_LIMIT_S, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+
+SHAPES = {
+    "embedding": (11, 4),
+    "lstm_0/forward/kernel": (4, 12),
+    "lstm_1/forward/kernel": (3, 12),
+    "dense_0/bias": (11,),
+    "unused": (2,),  # its gradients and updates are zero
+}
+KERNEL = Kernel(
+    ops={r"_?\w*MatMul": 4, "Softmax": (1, 1)},
+    not_ops="CudnnRNN.*",
+    kernels="gemm",
+    not_kernels="cudnn",
+    rest_kernels="fusion",
+)
+PROFILE = {
+    "ops": {"MatMul": 3, "_FusedMatMul": 2, "Softmax": 1, "AfterCudnnRNN": 1},
+    "kernels": {"sm90_gemm_f32": 0.2, "loop_fusion": 0.01},
+}
+LOSSES = np.array([2.4, 2.31, 2.2, 2.13, 2.05, 1.96])
+
+
+def tensors(seed: int, scale: float) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {name: scale * generator.normal(size=shape) * (name != "unused") for name, shape in SHAPES.items()}
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1)
+    return generator.normal(size=(4, 5, 16)), generator.normal(size=(16, 11))
+
+
+def cut_to_10_bits(array: np.ndarray) -> np.ndarray:
+    """float32 with TF32's mantissa."""
+    bits = array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32)
+
+
+def product(precision: str) -> np.ndarray:
+    """A matrix product, [4, 5, 11], as hardware of that precision computes and stores it."""
+    x, w = operands()
+    if precision == "tf32":
+        return cut_to_10_bits(x) @ cut_to_10_bits(w)
+    dtype = {"fp32": np.float32, "fp16": np.float16}[precision]
+    return x.astype(dtype) @ w.astype(dtype)
+
+
+REFERENCE = {
+    "outputs": {"logits": operands()[0] @ operands()[1], "hidden": operands()[0] @ operands()[1][:, ::2], "loss": LOSSES[0]},
+    "gradients": tensors(2, 0.1),
+    "updates": tensors(3, 1e-3),
+    "losses": LOSSES,
+    "forward_losses": LOSSES[::-1],
+    "stack_outputs": {"hidden": operands()[0] @ operands()[1][:, ::2], "loss": 0.5},
+    "stack_gradients": tensors(5, 0.1),
+    "stack_losses": np.full(CURVE_STEPS, 0.5),
+}  # fmt: skip
+
+
+class FakeRow:
+    """A row that computes in `precision`, as a Trial; a test plants its mistake by changing an attribute."""
+
+    def __init__(self, precision: str = "fp32") -> None:
+        logits = product(precision)
+        self.shown = {"logits": logits, "hidden": logits[..., ::2].copy(), "loss": np.float32(LOSSES[0])}
+        self.start = tensors(4, 1.0)
+        self.gradients = {name: array.astype(np.float32) for name, array in REFERENCE["gradients"].items()}
+        self.updates = dict(REFERENCE["updates"])
+        self.losses = LOSSES.astype(np.float32)
+        self.forward = LOSSES[::-1].astype(np.float32)
+        hidden = {"hidden": self.shown["hidden"].copy()}
+        self.alone = hidden | {name: array.astype(np.float32) for name, array in REFERENCE["stack_gradients"].items()}
+        self.alone_losses = np.full(CURVE_STEPS, 0.5, np.float32)
+        self.one_mean = False  # as `fit` reports it
+        self.blocks = [self.losses, self.losses]
+        self.dropout = False
+        self.difference = ""  # of the timed callable from the proven one
+        self.profile = {kind: dict(found) for kind, found in PROFILE.items()}
+        self.kernel, self.device = KERNEL, "gpu"
+        self.loss, self.reads, self.copied, self.copied_in_fit = object(), 0, TO_HOST_LIMIT, 0
+        self.lag_s = [1.0, LAG_LIMIT_S]  # another process came between in the first block
+        self.steps = 1  # what ran before the proof
+
+    def restore(self):
+        self.steps = 0
+
+    def outputs(self):
+        return self.shown
+
+    def train_steps(self, count):
+        self.steps += count
+        return self.losses[:count].mean(keepdims=True) if self.one_mean else self.losses[:count]
+
+    def first_gradients(self):
+        assert self.steps == 1, "gradients are read after exactly one step since restore"
+        return self.gradients
+
+    def stack_results(self):
+        return self.alone
+
+    def unproven(self):
+        return self.difference
+
+    def weights(self):
+        assert self.steps in (0, UPDATE_STEPS)
+        moved = self.updates if self.steps else {}
+        return {name: array + moved.get(name, 0.0) for name, array in self.start.items()}
+
+
+def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = Proof) -> dict:
+    """The record of the whole proof; `made` makes it, which a test may replace."""
+    proof = made(precision)
+    proof.outputs(row.outputs(), REFERENCE["outputs"])
+    proof.losses("the forward passes", row.forward, REFERENCE["forward_losses"])
+    proof.stack(row, row.alone_losses, REFERENCE)
+    proof.training(row, REFERENCE)
+    proof.callable(row.unproven())
+    proof.clock(row.lag_s)
+    proof.stays_on_device(row.loss, row.reads, row.copied)
+    proof.copies(row.copied_in_fit)
+    proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
+    proof.what_ran(row.profile, row.kernel, row.device)
+    return proof.record()
+
+
+def planted(change) -> FakeRow:
+    row = FakeRow()
+    change(row)
+    return row
+
+
+def replace_at(array: np.ndarray, index: int, value: float) -> np.ndarray:
+    changed = np.array(array)
+    changed.flat[index] = value
+    return changed
+
+
+# mistake: (the check that has to catch it, the proofs that it has to fail, how it is planted)
+MISTAKES = {
+    "one logit off": ("outputs", ["outputs"], lambda r: r.shown.update(logits=replace_at(product("fp32"), 7, 1.0))),
+    "logits missing": ("outputs", ["outputs"], lambda r: r.shown.pop("logits")),
+    "hidden time-major": ("outputs", ["outputs"], lambda r: r.shown.update(hidden=r.shown["hidden"].swapaxes(0, 1))),
+    "a NaN logit": ("outputs", ["outputs"], lambda r: r.shown.update(logits=replace_at(product("fp32"), 7, math.nan))),
+    "a NaN in the second tensor": (
+        "outputs",
+        ["outputs"],
+        lambda r: r.shown.update(hidden=replace_at(r.shown["hidden"], 7, math.nan)),
+    ),
+    "tf32 in fp32": ("outputs", ["outputs"], lambda r: r.shown.update(logits=product("tf32"))),
+    "fp16 in fp32": ("outputs", ["outputs", "precision"], lambda r: r.shown.update(logits=product("fp16"))),
+    "another loss": ("outputs", ["loss"], lambda r: r.shown.update(loss=np.float32(2.5))),
+    "a forward loss": ("losses", ["loss"], lambda r: r.forward.put(4, 2.5)),
+    "a NaN forward loss": ("losses", ["loss"], lambda r: r.forward.put(5, math.nan)),
+    "a NaN loss behind the curve": (
+        "losses",
+        ["loss"],
+        lambda r: setattr(r, "forward", np.append(r.forward, [2.0, math.nan])),
+    ),
+    "no forward losses": ("losses", ["loss"], lambda r: setattr(r, "forward", r.forward[:0])),
+    "the stack's outputs off": ("stack", ["outputs"], lambda r: r.alone["hidden"].put(7, 1.0)),
+    "no outputs of the stack": ("stack", ["outputs"], lambda r: r.alone.pop("hidden")),
+    "a gradient of the stack missing": ("stack", ["gradients"], lambda r: r.alone.pop("dense_0/bias")),
+    "a loss of the stack": ("stack", ["loss"], lambda r: r.alone_losses.put(4, 0.6)),
+    "a gradient missing": ("training", ["gradients"], lambda r: r.gradients.pop("dense_0/bias")),
+    "a gradient zero": ("training", ["gradients"], lambda r: r.gradients.update({"dense_0/bias": np.zeros(11)})),
+    "a gradient that should be zero": ("training", ["gradients"], lambda r: r.gradients["unused"].put(0, 1e-30)),
+    "gates swapped": (
+        "training",
+        ["gradients"],
+        lambda r: r.gradients.update(
+            {"lstm_1/forward/kernel": r.gradients["lstm_1/forward/kernel"][:, [3, 4, 5, 0, 1, 2, *range(6, 12)]]}
+        ),
+    ),
+    "a loss of the proof's own steps": ("training", ["loss"], lambda r: setattr(r, "losses", r.losses * [1, 1.001, 1, 1, 1, 1])),
+    "layer left out": ("training", ["update"], lambda r: r.updates.pop("lstm_1/forward/kernel")),
+    "rate a thousandfold": (
+        "training",
+        ["update"],
+        lambda r: r.updates.update({k: 1e3 * v for k, v in r.updates.items()}),
+    ),
+    "losses that only fall": ("losses", ["loss"], lambda r: setattr(r, "blocks", [r.losses * [1, 1, 1, 1, 1, 0.9]] * 2)),
+    "a NaN timed loss": (
+        "timed_losses",
+        ["loss", "spread"],
+        lambda r: setattr(r, "blocks", [r.losses, replace_at(r.losses, 3, math.nan)]),
+    ),
+    "a block of its own": (
+        "timed_losses",
+        ["spread"],
+        lambda r: setattr(r, "blocks", [np.append(r.losses, 1.9), np.append(r.losses, 1.7)]),
+    ),
+    "a block that trains no more": (
+        "timed_losses",
+        ["spread"],
+        lambda r: setattr(r, "blocks", [np.append(r.losses, later) for later in (np.full(30, 1.0), np.full(30, 1.9))]),
+    ),
+    "a block that parts late": (
+        "timed_losses",
+        ["spread"],
+        lambda r: setattr(r, "blocks", [np.append(r.losses, [1.5] * 6 + [late] * 90) for late in (1.0, 1.9)]),
+    ),
+    "dropout in one block alone": (
+        "timed_losses",
+        ["spread"],
+        lambda r: vars(r).update(dropout=True, blocks=[np.append(k * r.losses, np.full(200, 1.5)) for k in (1, 4)]),
+    ),
+    "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
+    "a clock too early": ("clock", ["clock"], lambda r: r.lag_s.append(1.01 * LAG_LIMIT_S) or r.lag_s.pop(1)),
+    "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan])),
+    "a float for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", 2.4)),
+    "an array for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", LOSSES[:1])),
+    "a loss that was read": ("stays_on_device", ["host"], lambda r: setattr(r, "reads", 1)),
+    "a copy in a step": ("stays_on_device", ["host"], lambda r: setattr(r, "copied", TO_HOST_LIMIT + 1)),
+    "a copy in fit": ("copies", ["host"], lambda r: setattr(r, "copied_in_fit", TO_HOST_LIMIT + 1)),
+    "an op missing": ("what_ran", ["kernel"], lambda r: r.profile["ops"].pop("MatMul")),
+    "an op twice": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(Softmax=2)),
+    "a forbidden op": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(CudnnRNNV3=1)),
+    "no kernel at all": ("what_ran", ["kernel"], lambda r: r.profile["kernels"].clear()),
+    "its kernel missing": ("what_ran", ["kernel"], lambda r: r.profile["kernels"].pop("sm90_gemm_f32")),
+    "the head's kernel missing": ("what_ran", ["kernel"], lambda r: r.profile["kernels"].pop("loop_fusion")),
+    "a forbidden kernel": ("what_ran", ["kernel"], lambda r: r.profile["kernels"].update(cudnn_elementwise=0.1)),
+}  # fmt: skip
+
+
+def without_profile(row: FakeRow) -> None:
+    row.device, row.profile = "cpu", {"ops": row.profile["ops"], "kernels": {}}
+
+
+def forbids_nothing(row: FakeRow) -> None:
+    row.kernel = KERNEL._replace(not_ops="", not_kernels="")
+
+
+def reports_one_mean(row: FakeRow) -> None:
+    row.one_mean = True
+
+
+def has_dropout(row: FakeRow) -> None:
+    row.dropout, row.blocks = True, [row.losses * 1.2, row.losses * 1.1]
+
+
+def is_timed_for_one_step(row: FakeRow) -> None:
+    row.blocks = [row.losses[:1], row.losses[:1]]
+
+
+HONEST = [lambda row: None, without_profile, forbids_nothing, reports_one_mean, has_dropout, is_timed_for_one_step]
+# precision that a row computes in, and that it is shown as: the proofs that fail; of all other pairs of unlike ones "precision"
+UNLIKE = {("tf32", "fp32"): ["outputs"], ("fp16", "fp32"): ["outputs", "precision"]}
+# mistake: what its reason has to say besides the name of the proof
+SAYS = {
+    "no kernel at all": "the profiler saw no kernel on the GPU",
+    "an op missing": "ran 2 times, expected 4 or more",
+    "an op twice": "ran 2 times, expected 1 to 1",
+    "fp16 in fp32": "holds all float16 numbers",
+    "fp32 as fp16": "holds not all float16 numbers",
+    "a NaN forward loss": "NaN or infinite loss at step 6 of the forward passes",
+}
+# mistake: the errors that have no number
+NO_NUMBER = {
+    "logits missing": {"outputs"},
+    "hidden time-major": {"outputs"},
+    "a NaN logit": {"outputs"},
+    "a NaN in the second tensor": {"outputs"},
+    "a gradient missing": {"gradients"},
+    "a gradient that should be zero": {"gradients"},
+    "a gradient of the stack missing": {"gradients"},
+    "no outputs of the stack": {"outputs"},
+    "a NaN forward loss": {"loss"},
+    "a NaN timed loss": {"loss", "spread"},
+}
+
+
+def complaints(made: Callable[[str], Proof] = Proof) -> list[str]:
+    """What is not as it has to be, case by case, where `made` makes the proofs: empty for a proof that does its work."""
+    found = []
+
+    def expect(case: str, precision: str, row: FakeRow, failed: list[str]) -> None:
+        try:
+            record = prove(row, precision, made)
+        except Exception as error:
+            return found.append(f"{case}: {type(error).__name__}: {error}")
+        if row.steps:
+            found.append(f"{case}: what is timed next does not begin where the proof began")
+        if sorted(record["failed"]) != sorted(failed) or record["ok"] == bool(failed):
+            found.append(f"{case}: failed {record['failed']}, expected {failed}")
+        if not all(f"{proof}: " in record["reason"] for proof in failed) or SAYS.get(case, "") not in record["reason"]:
+            found.append(f"{case}: {record['reason']}")
+        errors = {
+            name for name in ("outputs", "gradients", "update", "loss", "spread") if record[f"{name}_err"] is None
+        }
+        if errors != NO_NUMBER.get(case, set()):
+            found.append(f"{case}: without a number: {errors}")
+
+    for change in HONEST:
+        expect(change.__name__, "fp32", planted(change), [])
+    for computed in LIMITS:
+        for named in LIMITS:
+            failed = UNLIKE.get((computed, named), [] if computed == named else ["precision"])
+            expect(f"{computed} as {named}", named, FakeRow(computed), failed)
+    for mistake, (_, failed, change) in MISTAKES.items():
+        expect(mistake, "fp32", planted(change), failed)
+    try:
+        proof = made("fp32")
+        if proof.record()["outputs_err"] is not None or not proof.record()["ok"]:
+            found.append("nothing proven: an error without a proof")
+        hidden = replace_at(REFERENCE["outputs"]["hidden"], 3, math.nan)
+        proof.outputs(FakeRow().outputs(), {**REFERENCE["outputs"], "hidden": hidden})
+        if "outputs" not in proof.failures:
+            found.append("a reference with a NaN proves something")
+    except Exception as error:
+        found.append(f"nothing proven: {type(error).__name__}: {error}")
+    return found

@@ -1,0 +1,175 @@
+"""What stands in and under a table about its times: processes, intervals, and every warning, given and not given."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness import cautions, tables
+from harness.rounds import BUDGET_NOTE
+from tests.table_cases import LAYOUT, lines_of, make, page_of
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_a_training_that_ran_once_says_so(tmp_path):
+    columns = [["s", "fit_s", ".1f"], ["ms", "step_ms", "median_range"], ["acc", "accuracy", "pair"]]
+    spec = {"title": "Fit", "mode": "fit", "device": None, "columns": columns}
+    record = make(
+        mode="fit", processes=(1.0,), fit_s=30.0, epoch_s=[9.0, 11.0], accuracy={"acc": 0.97, "val_acc": 0.98}
+    )
+    text = page_of(tmp_path / "run", record, layout={**LAYOUT, "tables": [spec], "headline": {}})
+    row = lines_of(text, "Fit")[0]
+    assert (row["s"], row["ms"], row["acc"]) == ("30.0", "10.00 [9.00, 11.00] (1)", "(0.9700, 0.9800)")
+    foot = "in brackets their range, which says nothing about another process.\n\nEach training ran once"
+    assert f"Time per step: median of 2 epochs in one process (1), {foot}" in text
+    twice = make(mode="fit", fit_s=30.0, epoch_s=[9.0, 11.0])
+    text = page_of(tmp_path / "twice", twice, layout={**LAYOUT, "tables": [spec], "headline": {}})
+    assert "Training time and accuracy are those of a row's first process." in text and "ran once" not in text
+
+
+def test_rows_of_one_process_show_a_range_that_is_said_to_be_within_it(tmp_path):
+    text = page_of(tmp_path / "run", make(processes=(1.0,)), make("keras_cudnn", processes=(1.0, 1.01)))
+    rows = lines_of(text, "Speed")
+    assert [row["ms"] for row in rows[:2]] == ["10.00 [9.00, 11.00] (1)", "10.05 ±6.5 % (2)"]
+    assert "over 1 to 2 processes" in text and "in brackets: range within a single process, which says nothing" in text
+
+
+def test_records_of_earlier_commits_are_drawn_by_todays_rule(tmp_path):
+    old = make("keras_cudnn", processes=(1.0, 1.2, 1.05))
+    old["step_ms"] = {"median": 10.75, "min": 9.0, "max": 13.2}  # of all blocks
+    old["throughput"]["value"] = 100 / 0.01075
+    old["notes"] = ["fewer processes: its time was up (ROW_BUDGET_S)"]
+    text = page_of(tmp_path / "run", old)
+    row = lines_of(text, "Speed")[0]
+    assert (row["row"], row["ms"], row["words/s"]) == ("keras_cudnn", "10.50 ±30 % (3)", "9,524")
+    assert "Fewer processes: its time was up (ROW_BUDGET_S): `keras_cudnn`." in text and "- [1]" not in text
+
+
+@pytest.mark.parametrize("run", sorted((PROJECT / "results").glob("*/run.json")), ids=lambda path: path.parent.name)
+def test_every_committed_run_is_drawn(tmp_path, run):
+    drawn = shutil.copytree(run.parent, tmp_path / run.parent.name)
+    _, problems = tables.render(drawn)
+    assert problems == []
+    for layout in run.parent.glob("layout/*.json"):
+        page = (drawn / f"{layout.stem}.md").read_text()
+        committed = (run.parent / f"{layout.stem}.md").read_text()
+        assert page.count("\n| ") == committed.count("\n| ") > 0, "as many rows"
+
+
+# The warnings
+
+
+def state(process=0, when="timed", **changes):
+    """What NVML says of a GPU that nothing disturbs."""
+    quiet = {"sm_mhz": 1980, "sm_max_mhz": 1980, "temperature_c": 45, "throttle_reasons": [], "gpu_processes": 1}
+    return {"process": process, "when": when, **quiet, **changes}
+
+
+def warmup(settled, process=0):
+    return {"process": process, "seconds": 3.0, "batches": 40, "settled": settled}
+
+
+QUIET = [[10.0, 10.0, 10.1], [10.0, 10.1, 10.0]]
+# What a record has, and what is said of it: "" for nothing.
+CASES = {
+    "spread": [
+        ({"blocks_ms": [[10.0, 11.5, 10.0], [10.0, 11.5, 10.0]]}, "**Spread over 5 %", "7 %"),
+        ({"blocks_ms": [[10.0, 10.4, 10.0], [10.0, 10.0, 10.4]]}, "", ""),
+        ({"blocks_ms": [[10.0, 20.0]]}, "", ""),  # two blocks are no spread
+    ],
+    "drift": [
+        ({"blocks_ms": [[10.0] * 3, [10.1] * 3, [10.3] * 3]}, "**Drift over 2 %", "+3 %"),
+        ({"blocks_ms": [[10.3] * 3, [10.1] * 3, [10.0] * 3]}, "**Drift over 2 %", "-3 %"),
+        ({"blocks_ms": [[10.0] * 3, [10.3] * 3, [10.1] * 3]}, "", ""),  # back again
+        ({"blocks_ms": [[10.0] * 3, [10.05] * 3, [10.1] * 3]}, "", ""),  # 1 %
+        ({"blocks_ms": [[10.0] * 3, [10.3] * 3]}, "", ""),  # of two every pair goes one way
+    ],
+    "slow_start": [
+        ({"blocks_ms": [[10.3, 10.0, 10.0], [10.4, 10.0, 10.0]]}, "**First block over 2 % slower", "+4 %"),
+        ({"blocks_ms": [[10.3, 10.0, 10.0], [10.0, 10.0, 10.0], [10.0, 10.0, 10.0]]}, "", ""),  # one of three
+        ({"blocks_ms": [[9.6, 10.0, 10.0]]}, "", ""),
+        ({"blocks_ms": [[10.3, 10.0]]}, "", ""),
+    ],
+    "shared_gpu": [
+        ({"clocks": [state(gpu_processes=1), state(1, gpu_processes=3)]}, "**Another process on the GPU", "2"),
+        ({"clocks": [state(when="start", gpu_processes=2), state()]}, "", ""),  # gone before anything was timed
+        ({"clocks": [state(gpu_processes=None)]}, "", ""),
+        ({"clocks": [state(gpu_processes=0)]}, "", ""),  # a container that hides every process
+    ],
+    "low_clock": [
+        ({"clocks": [state(), state(1, sm_mhz=1755)]}, "**SM clock under its maximum", "1755 of 1980 MHz"),
+        ({"clocks": [state(when="end", sm_mhz=1200)]}, "**SM clock under its maximum", "1200 of 1980 MHz"),
+        ({"clocks": [state(when="start", sm_mhz=345), state(sm_mhz=1965), state(when="end", sm_mhz=345)]}, "", ""),
+    ],
+    "throttled": [
+        ({"clocks": [state(throttle_reasons=["hardware slowdown"])]}, "**Clocks throttled", "hardware slowdown"),
+        ({"clocks": [state()]}, "", ""),
+    ],
+    "hot": [
+        ({"clocks": [state(temperature_c=60), state(1, temperature_c=81)]}, "**Temperature over 80", "81 °C"),
+        ({"clocks": [state(temperature_c=40), state(1, temperature_c=56)]}, "**Temperature over 80", "40 to 56 °C"),
+        ({"clocks": [state(temperature_c=65), state(1, temperature_c=80)]}, "", ""),
+    ],
+    "not_settled": [
+        ({"warmup": [warmup(True), warmup(False, 1)]}, "**Warm-up not settled", "1 of 2"),
+        ({"warmup": [warmup(True), warmup(True, 1)]}, "", ""),
+        ({}, "", ""),  # of an earlier commit, or a whole training
+    ],
+}
+
+
+def given(row="keras", blocks_ms=QUIET, clocks=(), **changes):
+    record = make(row, **changes)
+    return {**record, "blocks_ms": blocks_ms, "clocks": list(clocks)}
+
+
+def test_every_warning_has_cases_in_which_it_is_given_and_in_which_it_is_not():
+    assert CASES.keys() == {mark.__name__ for mark in cautions.CAUTIONS.values()}
+    assert all({bool(said) for _, said, _ in cases} == {True, False} for cases in CASES.values())
+
+
+@pytest.mark.parametrize(("changes", "said", "figure"), [case for cases in CASES.values() for case in cases])
+def test_warning_is_given_where_it_is_due_and_nowhere_else(changes, said, figure):
+    lines = cautions.lines([given(**changes)], brief=False)
+    if not said:
+        assert lines == []
+    else:
+        assert len(lines) == 1 and lines[0].startswith(said) and lines[0].endswith(f"**: `keras` {figure}.")
+
+
+def test_warnings_name_every_row_in_one_line_and_few_in_a_headline():
+    rows = [given(f"row_{k}", warmup=[warmup(False)]) for k in range(8)] + [given("settled", warmup=[warmup(True)])]
+    (line,) = cautions.lines(rows, brief=False)
+    assert all(f"`row_{k}` 1 of 1" in line for k in range(8)) and "settled`" not in line
+    (line,) = cautions.lines(rows, brief=True)
+    assert line.endswith("`row_5` 1 of 1 and 2 more.")
+
+
+def test_row_without_figures_is_not_warned_of():
+    failed = given(status="failed", reason="x", warmup=[warmup(False)], clocks=[state(temperature_c=90)])
+    assert cautions.lines([failed], brief=False) == []
+
+
+def test_warnings_stand_under_the_table_and_in_the_headline(tmp_path):
+    hot = make(clocks=[state(temperature_c=84)], warmup=[warmup(False)])
+    text = page_of(tmp_path / "run", hot, make("keras_cudnn", clocks=[state()]))
+    for said in ("apart**: `keras` 84 °C.", "(processes)**: `keras` 1 of 1."):
+        assert said in text and said in tables.headline(tmp_path / "run")
+    assert "Clocks were not throttled." in text
+
+
+def test_throttled_clocks_are_said(tmp_path):
+    slow = make(clocks=[state(), state(throttle_reasons=["software power cap"])])
+    text = page_of(tmp_path / "slow", slow)
+    assert "**Clocks throttled**: `keras` software power cap." in text and "not throttled" not in text
+    assert "Clocks were not throttled." in page_of(tmp_path / "steady", make(clocks=[state()]))
+    assert "throttled" not in page_of(tmp_path / "cpu", make(device="cpu", precision="fp32"))
+
+
+def test_rows_whose_time_was_up_stand_in_one_line_and_have_no_mark(tmp_path):
+    rows = [make(row, notes=[BUDGET_NOTE, "another note"]) for row in ("while_loop", "keras")]
+    text = page_of(tmp_path / "run", *rows, make("keras_cudnn"))
+    assert [row["row"] for row in lines_of(text, "Speed")[:3]] == ["while_loop [1]", "keras [1]", "keras_cudnn"]
+    assert "Fewer processes: its time was up (ROW_BUDGET_S): `while_loop`, `keras`." in text
+    assert text.count("its time was up") == 1 and "- [1] another note" in text

@@ -1,0 +1,62 @@
+"""What a process measures comes into its record: how long it warmed up, and the GPU's state right behind the timed blocks."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness import machine, measurement, schema
+from tests.record_cases import make
+
+PROTOCOL = {"WARMUP_BATCHES": 4, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 3, "BLOCKS": 2, "MIN_BLOCK_S": 0.0}
+
+
+class Anything:
+    """A proof that finds nothing wrong."""
+
+    failures = ()
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The timed part of a row's second process on a GPU of which NVML says what is in `states`, and what happened in order."""
+    happened = []
+    runtime = SimpleNamespace(
+        sync=lambda: None,
+        reset_memory_peak=lambda: None,
+        memory_peak=lambda: happened.append("memory") or 7,
+        to_numpy=lambda losses: np.array(losses, float),
+    )
+    monkeypatch.setattr(measurement.runtimes, "make", lambda *_: runtime)
+    monkeypatch.setattr(measurement, "load_reference", lambda path: {"forward_losses": [1.0]})
+    monkeypatch.setattr(machine, "gpu_state", lambda: happened.append("state") or {"sm_mhz": 1980, "gpu_processes": 1})
+    monkeypatch.setattr(machine, "gpu_memory_used", lambda: 9)
+    job = dict(device="gpu", precision="tf32", process=1, matmul_flops=None, reference="", protocol=PROTOCOL)
+    evidence = dict(ops={}, kernels="")
+    row = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
+    trial = SimpleNamespace(
+        forward=lambda batch: happened.append("step") or 1.0,
+        batches=["a", "b"],
+        restore=lambda: None,
+        has_dropout=False,
+    )
+    return row._time(trial, "forward", Anything(), 8), happened
+
+
+def test_warm_up_of_a_process_comes_into_its_record(measured):
+    part, happened = measured
+    (warmup,) = part["warmup"]
+    assert warmup["process"] == 1 and warmup["batches"] >= PROTOCOL["WARMUP_BATCHES"]
+    assert happened.count("step") == warmup["batches"] + 2 * 3
+    record = schema.merge_process(make(blocks_ms=[], step_ms=None), {**part, "unit": "words/s"})
+    assert schema.validate(record, "x.json")["warmup"] == [warmup]
+
+
+def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
+    part, happened = measured
+    assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
+    assert happened[0] == "state" and happened[-2:] == ["state", "memory"]
+    assert "state" not in happened[1:-2], "never between two steps"

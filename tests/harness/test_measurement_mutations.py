@@ -1,0 +1,193 @@
+"""No row is "ok" without its proof: whichever check harness/measurement.py leaves out, a row with that mistake comes out ok.
+
+The row is proof_cases.FakeRow as a trial of its own framework, which counts no time: a case takes milliseconds.
+"""
+
+import ast
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness import clocks, machine, measurement, references, runtimes
+from harness.proof import CURVE_STEPS, LAG_LIMIT_S
+from tests.harness import mutants
+from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
+
+SOURCE = Path(measurement.__file__)
+EVIDENCE = {"ops": {r"_?\w*MatMul": 4}, "rest_ops": {"Softmax": 1}}  # a stack alone has no softmax
+WITHOUT_SOFTMAX = {"ops": {"MatMul": 5}, "kernels": {}}
+
+
+class OnDevice:
+    """A loss that is no number before it is brought to the host."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class FakeRuntime:
+    """A framework in which everything happens at once."""
+
+    to_host_bytes, profile_of, read_s = 0, PROFILE, 0.0
+
+    def sync(self):
+        pass
+
+    def to_numpy(self, losses):
+        time.sleep(self.read_s * (len(losses) == 1))
+        return np.array([getattr(loss, "value", loss) for loss in losses])
+
+    def reset_memory_peak(self):
+        pass
+
+    def profile(self, function):
+        loss = function()
+        alone = isinstance(loss, OnDevice) and loss.value == REFERENCE["stack_losses"][0]
+        return {**(WITHOUT_SOFTMAX if alone else self.profile_of), "to_host_bytes": self.to_host_bytes}
+
+    def environment(self):
+        return {}
+
+
+class Trial(FakeRow):
+    """FakeRow as what is timed, too: batch k has the k-th loss, in whatever mode."""
+
+    has_dropout = False
+    batches = stack_batches = range(CURVE_STEPS)
+
+    def __init__(self):
+        super().__init__()
+        self.timed = {"train": self.losses, "forward": self.forward_curve(), "stack": self.alone_losses}
+        self.returns, self.traces, self.epochs, self.perplexity = OnDevice, 1, [2.0, 1.0], 9.0
+
+    def forward_curve(self):
+        return REFERENCE["forward_losses"].astype(np.float32)
+
+    def __getattribute__(self, name):
+        if name in ("train", "forward", "stack_alone"):  # FakeRow has losses under one of these names
+            curve = self.timed[name.removesuffix("_alone")]
+            return lambda k: self.returns(curve[k])
+        return super().__getattribute__(name)
+
+    def forward_losses(self, count):
+        return vars(self)["forward"][:count]
+
+    def timed_steps(self, count):
+        pass
+
+
+def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
+    changed = array.copy()
+    changed[step] *= by
+    return changed
+
+
+# mistake: (way, mode, the proof that it fails, how it is planted in the trial and the runtime)
+MISTAKES = {
+    "logits": ("steps", "forward", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
+    "forward losses": ("steps", "forward", "loss", lambda t, r: vars(t).update(forward=change_at(LOSSES_OF(t), 4, 2.0))),
+    "timed losses": ("steps", "forward", "loss", lambda t, r: t.timed.update(forward=change_at(t.timed["forward"], 4, 2.0))),
+    "the stack": ("steps", "stack", "outputs", lambda t, r: t.alone["hidden"].put(7, 1.0)),
+    "gradients": ("steps", "train", "gradients", lambda t, r: t.gradients.pop("dense_0/bias")),
+    "another callable": ("steps", "train", "callable", lambda t, r: setattr(t, "difference", "node 3")),
+    "a number for a loss": ("steps", "train", "host", lambda t, r: setattr(t, "returns", np.float32)),
+    "copies": ("steps", "train", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
+    "another kernel": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
+    "another head": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", WITHOUT_SOFTMAX)),
+    "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * LAG_LIMIT_S)),
+    "logits of fit": ("fit", "fit", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
+    "an update of fit": ("fit", "fit", "update", lambda t, r: t.updates.pop("dense_0/bias")),
+    "copies in fit": ("fit", "fit", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
+    "another kernel in fit": ("fit", "fit", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
+    "another callable in fit": ("fit", "fit", "callable", lambda t, r: setattr(t, "difference", "node 3")),
+    "a fit traced anew": ("fit", "fit", "callable", lambda t, r: setattr(t, "retraces", True)),
+    "NaN in fit": ("fit", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
+    "gradients of a training": ("training", "fit", "gradients", lambda t, r: t.gradients.pop("dense_0/bias")),
+    "NaN in a training": ("training", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
+    "NaN in its perplexity": ("training", "fit", "loss", lambda t, r: setattr(t, "perplexity", np.inf)),
+}  # fmt: skip
+
+
+def LOSSES_OF(trial: Trial) -> np.ndarray:
+    return vars(trial)["forward"]
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Callable: (module with a Measurement, way, how a mistake is planted) → the parts of all modes."""
+    path = tmp_path / "reference.npz"
+    references.save_reference(path, REFERENCE)
+    monkeypatch.setattr(machine, "facts", lambda device: {})
+    monkeypatch.setattr(clocks, "WINDOW_S", 1e-5)
+    job = {
+        "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": path,
+        "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 6, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
+    }  # fmt: skip
+
+    def run(module, way: str, plant) -> dict[str, dict]:
+        trial, runtime = Trial(), FakeRuntime()
+        plant(trial, runtime)
+        monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
+        row_process = module.Measurement(job, SimpleNamespace(facts={}), EVIDENCE)
+        if way == "steps":
+            return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
+
+        def train_keras(clock):
+            clock.begin(), clock.trained()
+            trial.traces += hasattr(trial, "retraces")
+            return {"losses": trial.epochs, "accuracy": {"acc": 0.5}}
+
+        def train_once(timed):
+            epoch_s = [timed(lambda: None)[0] + 1e-3 for _ in trial.epochs]
+            return {"losses": trial.epochs, "perplexity": {"test": trial.perplexity}, "epoch_s": epoch_s,
+                    "batches_per_epoch": 2, "items_per_batch": 4, "unit": "words/s"}  # fmt: skip
+
+        if way == "fit":
+            about = dict(batches_per_epoch=2, batch_size=4, flops=1, unit="images/s")
+            return row_process.fit(trial, train_keras, None, **about)
+        return row_process.training(trial, train_once)
+
+    return run
+
+
+def complaints(parts, module) -> list[str]:
+    """What is not as it has to be, where the module's Measurement makes the parts."""
+    found = []
+    for way in ("steps", "fit", "training"):
+        for mode, part in parts(module, way, lambda trial, runtime: None).items():
+            if part["status"] != "ok" or not part["blocks_ms"]:
+                found.append(f"{way}, {mode}: {part['reason']}")
+    for mistake, (way, mode, proof, plant) in MISTAKES.items():
+        part = parts(module, way, plant)[mode]
+        if part["status"] != "failed" or proof not in part["proof"]["failed"] or f"{proof}: " not in part["reason"]:
+            found.append(f"{mistake}: {part['status']}, {part['reason']}")
+        if {"blocks_ms", "fit_s", "perplexity", "accuracy"} & part.keys():
+            found.append(f"{mistake}: has figures")
+    return found
+
+
+def is_check(function: str, node: ast.AST) -> bool:
+    """A call of the proof, or a condition on it."""
+    if isinstance(node, ast.Expr):
+        return ast.unparse(node).startswith("proof.")
+    conditions = ("proof", "np.isfinite", "mode ==")
+    return isinstance(node, ast.If | ast.IfExp) and any(word in ast.unparse(node.test) for word in conditions)
+
+
+MUTANTS = list(mutants.mutants(SOURCE, is_check))
+
+
+def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):
+    assert complaints(parts, measurement) == []
+
+
+@pytest.mark.parametrize("tree", [tree for _, tree in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
+def test_a_row_whose_check_is_left_out_comes_out_ok(tree, parts, tmp_path):
+    try:
+        found = complaints(parts, mutants.load(tree, tmp_path / "mutant.py"))
+    except Exception as error:  # a part without its proof cannot be put together
+        found = [repr(error)]
+    assert found
