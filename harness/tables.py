@@ -78,7 +78,8 @@ def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], li
 def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     """The headline tables of one benchmark, with what has to be known to read them.
 
-    Of one config's and device's precisions only the one with the most rows; the others stand on the benchmark's page.
+    Of one config's and device's precisions only the one with the most rows; the others stand on the benchmark's page. Rows
+    that were skipped are named below the table.
     """
     headline = layout.get("headline")
     if not headline:
@@ -93,12 +94,26 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
         if len(members) < most:
             continue
         notes = Notes()
-        table = build({**layout, "tables": tables}, headline["table"], group, members, notes, brief=True)
+        ran = [record for record in members if record["status"] != "skipped"]
+        table = build({**layout, "tables": tables}, headline["table"], group, ran or members, notes, brief=True)
         if table:
             lines += [f"**{layout['title']}. {table.title}**", ""]
-            lines += [markdown(table.headings, table.right, table.lines), "", *paragraphs(table.foot)]
+            lines += [
+                markdown(table.headings, table.right, table.lines),
+                "",
+                *paragraphs([*table.foot, *_skipped(ran, members)]),
+            ]
             lines += [*notes.lines(), ""] if notes.texts else []
     return lines
+
+
+def _skipped(ran: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
+    """One line per reason for which rows were skipped; none where no row ran, and the table holds them."""
+    reasons: dict[str, dict[str, None]] = {}
+    for record in members if ran else ():
+        if record["status"] == "skipped":
+            reasons.setdefault(record["reason"], {})[f"`{record['row']}`"] = None
+    return [f"Skipped, {plain(reason)}: {', '.join(rows)}." for reason, rows in reasons.items()]
 
 
 def headline(run: str | os.PathLike) -> str:
