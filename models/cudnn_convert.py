@@ -16,6 +16,7 @@ from models import layouts
 from models.cudnn_cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
 from models.cudnn_layers import CudnnGRULayer, CudnnLayer, CudnnLSTMLayer, CudnnRNNReluLayer, CudnnRNNTanhLayer
 from models.keras_config import from_keras_config
+from models.stack_layer import StackLayer
 from models.stack_spec import KERAS_LAYERS
 
 LAYERS = {
@@ -41,6 +42,11 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLa
     Raises:
         ValueError: layers that are not built, have different dtype policies, or are no such stack (keras_config.py).
     """
+    return _layer(*read_keras_layers(layers), kwargs)
+
+
+def read_keras_layers(layers: Sequence[keras.layers.Layer]) -> tuple[layouts.StackSpec, layouts.Weights, dict]:
+    """(spec, canonical weights, arguments of a layer that go with them) of a list of Keras' layers; as from_keras_layers."""
     fields = from_keras_config([keras.layers.serialize(layer) for layer in layers])
     policy = layers[0].dtype_policy.name
     weights = {}
@@ -52,10 +58,10 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLa
         weights |= layouts.from_keras(layer.get_weights(), k, fields["bidirectional"], mode=fields["mode"])
     input_size = weights[f"{fields['mode']}_0/forward/kernel"].shape[0]
     spec = layouts.StackSpec(input_size=input_size, **fields)
-    return _layer(spec, weights, {"return_sequences": layers[-1].return_sequences, "dtype": policy, **kwargs})
+    return spec, weights, {"return_sequences": layers[-1].return_sequences, "dtype": policy}
 
 
-def to_keras_layers(layer: CudnnLayer) -> list[keras.layers.Layer]:
+def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
     """A built keras.layers.LSTM, GRU or SimpleRNN (or Bidirectional of one) for each layer of the stack, the lowest first.
 
     The last one has the stack's return_sequences. They are batch-major and stateless, return no states, and there is no dropout
@@ -80,7 +86,7 @@ def to_keras_layers(layer: CudnnLayer) -> list[keras.layers.Layer]:
     return keras_layers
 
 
-def to_cells(layer: CudnnLayer) -> list[keras.layers.Layer]:
+def to_cells(layer: StackLayer) -> list[keras.layers.Layer]:
     """A built cell for each layer of the stack, the lowest first: to run it step by step, or in keras.layers.RNN.
 
     The states of cell k are [h[k], c[k]] ([h[k]]) of the layer's own states.
@@ -116,6 +122,11 @@ def from_torch(module, **kwargs) -> CudnnLayer:
     Raises:
         ValueError: another module, one without biases or with a projection, or of another type than float16, float32, float64.
     """
+    return _layer(*read_torch(module), kwargs)
+
+
+def read_torch(module) -> tuple[layouts.StackSpec, layouts.Weights, dict]:
+    """(spec, canonical weights, arguments of a layer that go with them) of a torch.nn.LSTM, GRU or RNN; as from_torch."""
     import torch
 
     modes = {torch.nn.LSTM: "lstm", torch.nn.GRU: "gru", torch.nn.RNN: f"rnn_{getattr(module, 'nonlinearity', '')}"}
@@ -132,10 +143,10 @@ def from_torch(module, **kwargs) -> CudnnLayer:
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
     own = {"dropout": module.dropout, "time_major": not module.batch_first, "dtype": dtype}
     own |= {"return_sequences": True, "return_state": True}
-    return _layer(spec, layouts.from_torch(arrays, spec), {**own, **kwargs})
+    return spec, layouts.from_torch(arrays, spec), own
 
 
-def to_torch(layer: CudnnLayer):
+def to_torch(layer: StackLayer):
     """A torch.nn.LSTM, GRU or RNN with the layer's weights, on the CPU. It returns all steps and the final states, as torch does.
 
     Raises:
@@ -161,9 +172,14 @@ def to_torch(layer: CudnnLayer):
     return module
 
 
-def _layer(spec: layouts.StackSpec, weights: layouts.Weights, arguments: dict) -> CudnnLayer:
+def _layer(spec: layouts.StackSpec, weights: layouts.Weights, own: dict, kwargs: dict) -> CudnnLayer:
+    return with_weights(LAYERS[spec.mode], spec, weights, {**own, **kwargs})
+
+
+def with_weights(kind: type, spec: layouts.StackSpec, weights: layouts.Weights, arguments: dict) -> StackLayer:
+    """A built layer of the class `kind` for the stack `spec`, with these canonical weights."""
     direction = "bidirectional" if spec.bidirectional else "unidirectional"
-    layer = LAYERS[spec.mode](spec.units, spec.num_layers, direction, **arguments)
+    layer = kind(spec.units, spec.num_layers, direction=direction, **arguments)
     layer.build((None, None, spec.input_size))
     layer.set_canonical(weights)
     return layer

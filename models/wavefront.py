@@ -13,12 +13,12 @@ these differences:
 - A mask has to be right-padded, and past the end of a sequence the outputs are 0 (Keras repeats the last one).
 - `dropout` acts between the layers, on every step anew.
 
-Without jit_compile=True it gives the same numbers, slower.
+Without jit_compile=True it gives the same numbers, slower; what dropout draws, TensorFlow draws differently under XLA.
 
 Where to read on: models/wavefront_stacking.py chooses what of the stack advances together, models/wavefront_schedule.py is the
 schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step. models/wavefront_convert.py goes to and
 from keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of
-models/layouts.py, so a file of an LSTM stack opens in WavefrontLSTM and in CudnnLSTMLayer.
+models/layouts.py, under the names that CudnnLSTMLayer gives them.
 """
 
 import functools
@@ -90,18 +90,16 @@ class WavefrontLSTM(StackLayer):
         super().__init__(units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs)
         if self.dropout == 1:
             raise ValueError(
-                "dropout: 1 given, expected a number from 0 to below 1: nothing would reach the next layer"
+                f"dropout: {dropout!r} given, expected a number from 0 to below 1: nothing would reach the next layer"
             )
         self.layer_normalization = cudnn_checks.boolean("layer_normalization", layer_normalization)
-        if seed is not None:
-            cudnn_checks.integer("seed", seed, 0, 2**31 - 1)
+        self.seed = None if seed is None else cudnn_checks.integer("seed", seed, 0, 2**31 - 1)
         if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
             raise ValueError(
                 f"dtype: policy {self.dtype_policy.name} given, expected float32, float64, float16, mixed_float16 or "
                 "mixed_bfloat16"
             )
-        self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.parameters = {}
 
     def get_config(self) -> dict:
@@ -143,8 +141,18 @@ class WavefrontLSTM(StackLayer):
             for name, shape in self._shapes().items()
         }
 
+    def _initial_weight(self, name, shape, dtype):
+        part = name.rpartition("/")[2]
+        if part in NORMALIZATION:
+            return np.full(shape, part.endswith("gain"), dtype)
+        return super()._initial_weight(name, shape, dtype)
+
     def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
         return [compute, tf.float32 if compute.size == 2 else compute]
+
+    def drop(self, x: tf.Tensor) -> tf.Tensor:
+        """Dropout as it acts between the layers in training."""
+        return keras.random.dropout(x, self.dropout, seed=self.seed_generator)
 
     def _run(self, x, states, lengths, training):
         x = _with_steps(x)
@@ -152,11 +160,9 @@ class WavefrontLSTM(StackLayer):
         size = len(arrays) // self.spec.num_pseudo_layers
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [Layer(*parts[:3], parts[3:]) for parts in own]
-        dropout = None
-        if training and self.dropout and self.num_layers > 1:
-            dropout = functools.partial(keras.random.dropout, rate=self.dropout, seed=self.seed_generator)
+        dropout = self.drop if training and self.dropout and self.num_layers > 1 else None
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
-            within = tf.transpose(tf.sequence_mask(lengths, tf.shape(x)[0]))
+            within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
         if self.spec.bidirectional:
             run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))

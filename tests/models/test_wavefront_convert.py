@@ -1,0 +1,124 @@
+"""WavefrontLSTM from and to keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM: the same weights, the same outputs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import layouts
+from models.cudnn_layers import CudnnLSTMLayer
+from models.wavefront import WavefrontLSTM
+from models.wavefront_convert import from_cudnn, from_keras_layers, from_torch, to_cudnn, to_keras_layers, to_torch
+from tests import cudnn_layer_cases
+from tests.cudnn_layer_cases import DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
+from tests.wavefront_cases import layer, parameters
+
+FLOAT64 = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with tf.device("CPU:0"):
+        yield
+
+
+def through(layers, x):
+    for each in layers:
+        x = each(x)
+    return x
+
+
+def assert_same(given, expected):
+    assert list(given) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(given[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("return_sequences", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_keras_layers_become_one_layer_and_come_back(direction, return_sequences):
+    spec = layouts.StackSpec("lstm", 3, UNITS, FEATURES, direction == "bidirectional")
+    own = keras_layers(spec, return_sequences)
+    made = from_keras_layers(own, dropout=0.5, name="stack")
+    assert type(made) is WavefrontLSTM and made.spec == spec and made.compute_dtype == "float64"
+    assert made.dropout == 0.5 and made.name == "stack" and made.return_sequences == return_sequences
+    assert_same(made.get_canonical(), parameters(spec))
+    expected = through(own, INPUTS)
+    assert error(made(INPUTS), expected) < FLOAT64
+    back = to_keras_layers(made)
+    assert error(through(back, INPUTS), expected) < FLOAT64
+    assert [each.return_sequences for each in back] == [each.return_sequences for each in own]
+    assert_same(from_keras_layers(back).get_canonical(), parameters(spec))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "mixed_float16"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_cudnn_layer_becomes_a_wavefront_and_comes_back(direction, dtype):
+    kwargs = dict(return_sequences=True, return_state=True, dropout=0.25)
+    cudnn = cudnn_layer_cases.layer("lstm", 2, direction, dtype, **kwargs)
+    made = from_cudnn(cudnn)
+    assert {name: getattr(made, name) for name in kwargs} == kwargs and made.dtype_policy.name == dtype
+    assert made.spec == cudnn.spec
+    for given, expected in zip(made(INPUTS, mask=MASK), cudnn(INPUTS, mask=MASK), strict=True):
+        assert error(given, expected) < (FLOAT64 if dtype == "float64" else 4e-3)
+    back = to_cudnn(made, use_cudnn=False)
+    assert type(back) is CudnnLSTMLayer and not back.uses_cudnn and back.spec == cudnn.spec
+    assert {name: getattr(back, name) for name in kwargs} == kwargs and back.dtype_policy.name == dtype
+    np.testing.assert_array_equal(back.params, cudnn.params)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_torch_module_becomes_a_layer_that_computes_the_same_and_comes_back(bidirectional, batch_first):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    module = torch.nn.LSTM(
+        FEATURES, UNITS, 2, bidirectional=bidirectional, batch_first=batch_first, dropout=0.25, dtype=torch.float64
+    ).eval()
+
+    def run(module):
+        x = torch.tensor(INPUTS if module.batch_first else np.swapaxes(INPUTS, 0, 1))
+        with torch.no_grad():
+            outputs, states = module.eval()(x)
+        return outputs.numpy() if module.batch_first else np.swapaxes(outputs, 0, 1), *(s.numpy() for s in states)
+
+    made = from_torch(module)
+    assert type(made) is WavefrontLSTM and made.dropout == 0.25
+    for given, wanted in zip(made(INPUTS), run(module), strict=True):
+        assert given.shape == wanted.shape and error(given, wanted) < FLOAT64
+    back = to_torch(made)
+    assert (back.batch_first, back.dropout, back.bidirectional) == (True, 0.25, bidirectional)
+    for given, wanted in zip(run(back), run(module), strict=True):
+        assert error(given, wanted) < FLOAT64
+    assert_same(from_torch(back).get_canonical(), made.get_canonical())
+
+
+def test_what_has_no_counterpart_is_refused():
+    torch = pytest.importorskip("torch")
+    gru = keras_layers(layouts.StackSpec("gru", 2, UNITS, FEATURES))
+    normalized = layer(2, layer_normalization=True, name="stack")
+    for convert, given, message in (
+        (from_keras_layers, gru, "a stack of mode gru given, expected lstm; use models/cudnn_convert.py"),
+        (from_keras_layers, [], "configs: no layers given"),
+        (from_keras_layers, [keras.layers.LSTM(4)], "is not built"),
+        (from_cudnn, cudnn_layer_cases.layer("gru"), "layer: a CudnnGRULayer given, expected CudnnLSTMLayer"),
+        (from_cudnn, CudnnLSTMLayer(3), "not built yet"),
+        (from_torch, torch.nn.GRU(2, 3), "a stack of mode gru given"),
+        (from_torch, torch.nn.LSTM(2, 3, proj_size=2), "module: proj_size=2 has no counterpart"),
+        (to_keras_layers, normalized, "stack: layer_normalization=True given, keras.layers.LSTM has no counterpart"),
+        (to_cudnn, normalized, "cuDNN has no counterpart"),
+        (to_torch, normalized, "torch.nn.LSTM has no counterpart"),
+        (to_cudnn, layer(2, dtype="mixed_bfloat16"), "dtype: bfloat16 given, expected float16 or float32 or float64"),
+        (to_keras_layers, WavefrontLSTM(3), "not built yet"),
+        (to_cudnn, WavefrontLSTM(3), "not built yet"),
+        (to_torch, WavefrontLSTM(3), "not built yet"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert(given)
+
+
+def test_layers_of_a_trained_model_are_exchanged_for_one():
+    model = keras.Sequential([keras.Input((None, FEATURES)), *keras_layers(layer(2).spec, dtype="float32")])
+    exchanged = keras.Sequential([keras.Input((None, FEATURES)), from_keras_layers(model.layers)])
+    x = INPUTS.astype("float32")
+    assert error(exchanged(x), model(x)) < 1e-6
