@@ -12,6 +12,8 @@ import numpy as np
 from harness import cuda_libraries
 from harness.errors import UserError
 
+COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
+
 
 class TensorFlowRuntime:
     """Configures TensorFlow for one row; made once, before the first tensor exists.
@@ -67,7 +69,8 @@ class TensorFlowRuntime:
             Eager ops count as "eager:<type>". Of a graph, on a GPU every op that launched a kernel counts once; on a CPU,
             where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
             profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
-            "loop:<type>"; a cluster compiled by XLA is "xla".
+            "loop:<type>"; a cluster compiled by XLA is "xla", and the ops that it was compiled from, once per execution on
+            either device, "xla:<type>" and "xla:loop:<type>".
         """
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
@@ -78,8 +81,7 @@ class TensorFlowRuntime:
             finally:
                 self._tf.profiler.experimental.stop()
             ops, kernels, to_host_bytes = _read_profile(folder)
-        if self.device == "cpu":
-            _count_traced(ops)
+        _count_traced(ops, "" if self.device == "cpu" else COMPILED)
         return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
 
     def environment(self) -> dict:
@@ -157,27 +159,28 @@ def bytes_to_host(details: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _count_traced(ops: Counter) -> None:
-    """Add the ops of every traced function that was executed, once per execution."""
+def _count_traced(ops: Counter, prefix: str) -> None:
+    """Add the ops of every traced function that was executed, once per execution; those alone whose names start so."""
     from tensorflow.python.eager import context  # the only way to a function by the name under which it ran
 
     for op, times in list(ops.items()):
         name = op.removeprefix("eager:")
         if context.context().has_function(name):
             for inner, count in _ops_of(context.context().get_function_def(name), context.context()).items():
-                ops[inner] += times * count
+                if inner.startswith(prefix):
+                    ops[inner] += times * count
 
 
-def _ops_of(function, library, prefix: str = "") -> Counter:
-    """Op types of a FunctionDef and of the functions that it calls, with "loop:" before those of a loop's body."""
+def _ops_of(function, library, compiled: str = "", loop: str = "") -> Counter:
+    """Op types of a FunctionDef and of the functions that it calls, marked as in a compiled cluster and in a loop's body."""
     ops = Counter()
-    if function.attr["_XlaMustCompile"].b:
-        return Counter({"xla": 1})
+    if function.attr["_XlaMustCompile"].b and not compiled:
+        ops["xla"], compiled = 1, COMPILED
     for node in function.node_def:
-        ops[prefix + node.op] += 1
+        ops[compiled + loop + node.op] += 1
         for key, attribute in node.attr.items():
-            looped = "loop:" if node.op in ("While", "StatelessWhile") else prefix
+            looped = "loop:" if node.op in ("While", "StatelessWhile") else loop
             for called in [attribute.func, *attribute.list.func]:
                 if called.name and key != "cond":
-                    ops += _ops_of(library.get_function_def(called.name), library, looped)
+                    ops += _ops_of(library.get_function_def(called.name), library, compiled, looped)
     return ops

@@ -3,6 +3,7 @@
 sequences [batch, time, features] → LSTM stack → last output → Dense(relu) … → Dense → softmax over the classes
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -57,6 +58,7 @@ def build_classifier(
     dense_dropout: float = 0.0,
     use_cudnn: bool | str = "auto",
     jit_compile: bool | str = "auto",
+    steps_per_execution: int = 1,
     bidirectional: bool = False,
     precision: str = "fp32",
     loss_scale: float = 1.0,
@@ -69,23 +71,24 @@ def build_classifier(
         input_shape: (time, features).
         lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
         use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto". "stack": no
-            keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; it has one
-            dropout rate for all places between its layers. On TensorFlow alone.
+            keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; "wavefront":
+            one WavefrontLSTM. These two have one dropout rate for all places between their layers, and are on TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
+        steps_per_execution: of the model: training steps of one call of TensorFlow.
         precision: "fp32", "tf32" (set in the framework, the same model), "fp16" (mixed_float16) or "fp64".
         loss_scale: static, of fp16; see models/language_model.py.
     """
     policy = POLICIES[precision]
     model = keras.Sequential([keras.Input(input_shape)])
-    if use_cudnn == "stack":
-        from models.cudnn_layers import CudnnLSTMLayer  # imports TensorFlow
-
+    whole_stack = use_cudnn in ("stack", "wavefront")
+    if whole_stack:
         between, behind = rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
-        model.add(CudnnLSTMLayer(units, num_layers, direction, between, seed=seed, dtype=policy))
+        kind = _stack_classes()[use_cudnn]
+        model.add(kind(units, num_layers, direction=direction, dropout=between, seed=seed, dtype=policy))
         if behind:
             model.add(Dropout(behind, seed=seed + num_layers - 1, dtype=policy))
-    for layer in range(num_layers if use_cudnn != "stack" else 0):
+    for layer in range(0 if whole_stack else num_layers):
         lstm = keras.layers.LSTM(units, return_sequences=layer < num_layers - 1, use_cudnn=use_cudnn, dtype=policy)
         model.add(keras.layers.Bidirectional(lstm, dtype=policy) if bidirectional else lstm)
         if layer < len(lstm_dropout) and lstm_dropout[layer]:
@@ -104,18 +107,39 @@ def build_classifier(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=jit_compile,
+        steps_per_execution=steps_per_execution,
         auto_scale_loss=False,
     )
     return model
 
 
-def cudnn_stack(model: keras.Model) -> keras.layers.Layer | None:
-    """The CudnnLSTMLayer that is the whole LSTM stack of a model, if it has one."""
+@functools.cache
+def _stack_classes() -> dict[str, type]:
+    """The layers that are a whole stack, by `use_cudnn`; imports TensorFlow."""
+    from models.cudnn_layers import CudnnLSTMLayer
+    from models.wavefront import WavefrontLSTM
+
+    @keras.saving.register_keras_serializable("lstm_benchmarks")
+    class ProvenWavefrontLSTM(WavefrontLSTM):
+        """WavefrontLSTM whose rate of dropout is a variable, for the reason of the Dropout above."""
+
+        def __init__(self, *arguments, **keywords) -> None:
+            super().__init__(*arguments, **keywords)
+            self.between = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
+
+        def drop(self, x):
+            return self.between(x, training=True)
+
+    return {"stack": CudnnLSTMLayer, "wavefront": ProvenWavefrontLSTM}
+
+
+def stack_layer(model: keras.Model) -> keras.layers.Layer | None:
+    """The layer that is the whole LSTM stack of a model, CudnnLSTMLayer or WavefrontLSTM, if it has one."""
     if keras.backend.backend() != "tensorflow":
         return None
-    from models.cudnn_layers import CudnnLSTMLayer
+    from models.stack_layer import StackLayer
 
-    return next((layer for layer in model.layers if isinstance(layer, CudnnLSTMLayer)), None)
+    return next((layer for layer in model.layers if isinstance(layer, StackLayer)), None)
 
 
 def lstm_layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -129,7 +153,7 @@ def dense_layers(model: keras.Model) -> list[keras.layers.Dense]:
 
 def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
     """Load canonical weights into the model's layers."""
-    if stack := cudnn_stack(model):
+    if stack := stack_layer(model):
         stack.set_canonical({name: array for name, array in weights.items() if name.startswith("lstm_")})
     for index, layer in enumerate(lstm_layers(model)):
         layer.set_weights(layouts.to_keras(weights, index, isinstance(layer, keras.layers.Bidirectional)))
@@ -140,8 +164,11 @@ def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
 def to_canonical(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays by variable path (weights, gradients, moments of the trainable variables) under canonical names."""
     canonical = {}
-    if stack := cudnn_stack(model):
-        canonical |= layouts.from_cudnn_flat(arrays[stack.params.path], stack.spec)
+    if stack := stack_layer(model):
+        if hasattr(stack, "params"):  # cuDNN's one flat buffer
+            canonical |= layouts.from_cudnn_flat(arrays[stack.params.path], stack.spec)
+        else:
+            canonical |= {name: arrays[variable.path] for name, variable in stack.parameters.items()}
     for index, layer in enumerate(lstm_layers(model)):
         own = [arrays[v.path] for v in layer.trainable_variables]
         canonical |= layouts.from_keras(own, index, isinstance(layer, keras.layers.Bidirectional))
@@ -183,8 +210,9 @@ class ClassifierTrial:
         self.optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         model.optimizer.build(model.trainable_variables)
         self._optimizer_start = [v.numpy() for v in model.optimizer.variables]
-        self.dropouts = [layer for layer in model.layers if isinstance(layer, Dropout)]
-        self._stack = cudnn_stack(model)
+        self.dropouts = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout)]
+        stack = stack_layer(model)
+        self._stack = stack if hasattr(stack, "uses_cudnn") else None  # one that draws its masks itself
         self._stack_rate = self._stack.dropout if self._stack else 0.0
         self._graphs: dict[float, object] = {}  # the last traced step by the stack's rate
 

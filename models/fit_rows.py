@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from models.jax_rows import JAX_IMPLEMENTATIONS, JaxImplementation
-from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PRECISIONS
+from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PRECISIONS, WAVEFRONT_OP
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
 
 
@@ -26,6 +26,7 @@ class FitImplementation(NamedTuple):
     jit_compile: bool | str
     needs_gpu: bool = False
     peer: JaxImplementation | None = None
+    steps_per_execution: int = 1
 
     @property
     def framework(self) -> str:
@@ -90,8 +91,8 @@ class FitImplementation(NamedTuple):
         model = build_classifier(
             inputs.shape[1:], len(weights["lstm_0/forward/recurrent_kernel"]), layers, classes, dense_units=dense,
             lstm_dropout=lstm_dropout, dense_dropout=dense_dropout, use_cudnn=self.use_cudnn,
-            jit_compile=self.jit_compile, bidirectional=bidirectional, precision=precision, loss_scale=loss_scale,
-            optimizer=keras.optimizers.Adam(schedule), seed=seed,
+            jit_compile=self.jit_compile, steps_per_execution=self.steps_per_execution, bidirectional=bidirectional,
+            precision=precision, loss_scale=loss_scale, optimizer=keras.optimizers.Adam(schedule), seed=seed,
         )  # fmt: skip
         return ClassifierTrial(model, weights, inputs, labels, batch_size)
 
@@ -104,6 +105,9 @@ FIT_IMPLEMENTATIONS = {
     "cudnn_stack": FitImplementation(
         "CudnnLSTMLayer: the whole stack in one cuDNN call", "stack", False, needs_gpu=True
     ),
+    "wavefront": FitImplementation(
+        "WavefrontLSTM, jit_compile=True, steps_per_execution=50", "wavefront", True, steps_per_execution=50
+    ),
 }
 
 
@@ -114,7 +118,8 @@ def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[
     if made.use_cudnn is True or (made.use_cudnn == "auto" and device == "gpu"):
         return {"ops": {"CudnnRNNV3": num_layers}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
     if made.jit_compile is True:
-        return {"ops": {"xla": 1}, "not_ops": CUDNN_OP, "not_kernels": CUDNN_KERNEL}
+        ops = {"xla": 1, **({WAVEFRONT_OP: 1} if made.use_cudnn == "wavefront" else {f"xla:loop:{MATMUL}": num_layers})}
+        return {"ops": ops, "not_ops": CUDNN_OP, "not_kernels": CUDNN_KERNEL}
     return {"ops": {f"loop:{MATMUL}": num_layers}, "not_ops": f"{CUDNN_OP}|xla", "not_kernels": CUDNN_KERNEL}
 
 

@@ -15,6 +15,7 @@ MATMUL = r"\w*MatMul"
 CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_blockPersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
+WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has
 LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
 
 
@@ -187,7 +188,7 @@ IMPLEMENTATIONS = {
     "wavefront": Implementation(
         "all layers advance together along the diagonal, in TensorFlow, the whole step compiled by XLA",
         _stack("wavefront_stack.WavefrontStack"),
-        lambda layers, steps: {"xla": 1},
+        lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1},
         not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",
         jit_compile=True,
     ),

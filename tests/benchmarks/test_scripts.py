@@ -105,13 +105,13 @@ TORCH = [
 ]
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
-    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", *TORCH, *JAX],
+    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", *TORCH, *JAX],
     "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront", *TORCH,
             *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
                    "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", *TORCH, *JAX],
-    "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack"],
+    "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront"],
 }  # fmt: skip
 
 
