@@ -13,7 +13,8 @@ Layer by layer a stack is a chain of `time · layers` dependent steps; along its
 
 The input of layer 0 is multiplied ahead, for all of time in one product. The backward pass is written by hand: it walks the
 steps back with one batched product each, split by gate, so that four short products run side by side instead of one long
-one; the weights' gradients are two batched products at the end, over all steps at once.
+one, and multiplies with what the forward pass kept for it; the weights' gradients are one batched product at the end, over
+all steps at once.
 
 A layer is idle before its time 0 and behind a sequence's end: there its states stand still and nothing flows into its gates.
 
