@@ -25,7 +25,11 @@ def language_model(
         "forward_losses" [STEPS]: of the first batches, from these weights and states;
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
         "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
+
+    Raises:
+        ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
     """
+    _check_words(batches, len(weights["embedding"]))
     model = LanguageModel(reduction)
     path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
     forward = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(STEPS)]
@@ -33,6 +37,17 @@ def language_model(
     embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
     alone = stack(weights, states, embedded)
     return {"outputs": outputs, "forward_losses": np.array(forward), **_training(path), **alone}
+
+
+def _check_words(batches: Batches, vocabulary: int) -> None:
+    """A GPU reads beyond its table without an error: an id that is too large has to be found before."""
+    for number, batch in enumerate(batches):
+        for name, ids in zip(("token", "target"), batch, strict=True):
+            for word in (ids.min(), ids.max()):
+                if not 0 <= word < vocabulary:
+                    raise ValueError(
+                        f"batch {number}: {name} {word} given, expected 0 to {vocabulary - 1}, the vocabulary"
+                    )
 
 
 def stack(weights: Weights, states: States, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
