@@ -119,7 +119,6 @@ def _stack_classes() -> dict[str, type]:
     from models.cudnn_layers import CudnnLSTMLayer
     from models.wavefront import WavefrontLSTM
 
-    @keras.saving.register_keras_serializable("lstm_benchmarks")
     class ProvenWavefrontLSTM(WavefrontLSTM):
         """WavefrontLSTM whose rate of dropout is a variable, for the reason of the Dropout above."""
 

@@ -177,7 +177,16 @@ def _layer(spec: layouts.StackSpec, weights: layouts.Weights, own: dict, kwargs:
 
 
 def with_weights(kind: type, spec: layouts.StackSpec, weights: layouts.Weights, arguments: dict) -> StackLayer:
-    """A built layer of the class `kind` for the stack `spec`, with these canonical weights."""
+    """A built layer of the class `kind` for the stack `spec`, with these canonical weights.
+
+    Raises:
+        ValueError: stateful, since such a layer is built for one batch size, which no conversion knows.
+    """
+    if arguments.get("stateful"):
+        raise ValueError(
+            "stateful: True given, expected False; build a stateful layer for its batch size, and "
+            "layer.set_canonical(converted.get_canonical())"
+        )
     direction = "bidirectional" if spec.bidirectional else "unidirectional"
     layer = kind(spec.units, spec.num_layers, direction=direction, **arguments)
     layer.build((None, None, spec.input_size))

@@ -267,7 +267,7 @@ class LanguageModel:
 
     def _loss(self, logits, targets):
         if self.jit_compile:
-            losses = softmax_losses(logits, targets)  # [batch, time]
+            losses = softmax_losses(logits, targets, self.bias.shape[0])  # [batch, time]
         else:
             logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)

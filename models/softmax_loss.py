@@ -8,7 +8,7 @@ products behind it. Padding the kernel instead, which is small, keeps every prod
 import tensorflow as tf
 
 MULTIPLE = 64  # of a padded vocabulary: lines of 128 bytes at float16
-NEVER = -3e4  # logit of a word that does not exist: its probability is 0 at every precision
+NEVER = -6e4  # logit of a word that does not exist: its probability is 0 as long as another logit is above -5.9e4
 
 
 def padded(kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -17,12 +17,23 @@ def padded(kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.pad(kernel, [[0, 0], [0, more]]), tf.pad(bias, [[0, more]], constant_values=NEVER)
 
 
-@tf.custom_gradient
-def softmax_losses(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """-log softmax(logits)[target], [...] float32 (float64) of logits [..., vocabulary] and targets [...] int64.
+def softmax_losses(logits: tf.Tensor, targets: tf.Tensor, vocabulary: int) -> tf.Tensor:
+    """-log softmax(logits)[target] and its gradient by the logits, from float32 (float64) arithmetic.
 
-    Gradients by the logits come in their dtype, from float32 (float64) arithmetic.
+    Args:
+        logits: [..., words], the first `vocabulary` of which exist.
+        targets: [...] int64.
+
+    Returns:
+        [...] float32 (float64); NaN where a target is no word, as TensorFlow's own op has it on a GPU.
     """
+    losses = _softmax_losses(logits, targets)
+    is_word = (targets >= 0) & (targets < vocabulary)
+    return tf.where(is_word, losses, tf.constant(float("nan"), losses.dtype))
+
+
+@tf.custom_gradient
+def _softmax_losses(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     wide = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
     chosen = tf.range(logits.shape[-1], dtype=targets.dtype) == targets[..., tf.newaxis]
     normalizer = tf.reduce_logsumexp(wide, axis=-1)

@@ -34,6 +34,10 @@ class StackLayer(keras.layers.Layer):
         self, units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs
     ) -> None:
         super().__init__(**kwargs)
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"backend: {keras.backend.backend()} given, expected tensorflow, in KERAS_BACKEND; use keras.layers.LSTM"
+            )
         self.units = cudnn_checks.integer("units", units, 1, 2**31 - 1)
         self.num_layers = cudnn_checks.integer("num_layers", num_layers, 1, 2**31 - 1)
         cudnn_checks.choice("direction", direction, ("unidirectional", "bidirectional"))
@@ -121,7 +125,9 @@ class StackLayer(keras.layers.Layer):
         Returns:
             The outputs of all steps [batch, time, units·directions] (time_major: [time, batch, …]), 0 past a sequence's end; or
             the last ones [batch, units·directions]. With return_state a tuple of these and the final states, in the form of
-            initial_state: those at each sequence's end. An empty sequence keeps its states, and its last output is 0.
+            initial_state: those at each sequence's end. An empty sequence keeps its states, and its last output is 0. States
+            have layers first: `predict` and `fit`, which cut and join batches along the first axis, take them only as
+            keras.ops.transpose(state, (1, 0, 2)). Under mixed precision they are rounded; a stateful layer keeps c in float32.
 
         Raises:
             ValueError: a mask that is not right-padded, or an argument of another type or shape. In a graph, which knows no
@@ -167,6 +173,10 @@ class StackLayer(keras.layers.Layer):
         """Set the states of a stateful layer to 0."""
         for state in self.states or ():
             state.assign(tf.zeros(state.shape, state.dtype))
+
+    def reset_states(self) -> None:
+        """reset_state, by the name that keras.layers.LSTM has too."""
+        self.reset_state()
 
     def get_config(self) -> dict:
         return {
@@ -257,7 +267,8 @@ def _sequence_lengths(mask: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     right_padded = tf.reduce_all(mask[:, :-1] | ~mask[:, 1:], axis=1)
     lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
     wrong = (
-        "is not right-padded, expected True up to a sequence's end and False past it; keras.layers.LSTM takes any mask"
+        "is not right-padded, expected True up to a sequence's end and False past it (pad_sequences(…, padding='post')); "
+        "keras.layers.LSTM takes any mask"
     )
     if tf.executing_eagerly():
         if not np.all(right_padded):

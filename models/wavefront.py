@@ -10,10 +10,14 @@
 One such layer is a whole stack. It computes, and trains like, as many keras.layers.LSTM with their default arguments, with
 these differences:
 
-- A mask has to be right-padded, and past the end of a sequence the outputs are 0 (Keras repeats the last one).
-- `dropout` acts between the layers, on every step anew.
+- A mask has to be right-padded (`keras.utils.pad_sequences(…, padding="post")`; its default pads in front). Under XLA, where
+  nothing can raise, another one makes the outputs NaN. Past the end of a sequence outputs are 0 (Keras repeats the last one).
+- `dropout` acts between the layers, on every step anew; one layer alone has none.
+- States are [layers, batch, units], those of all layers in one tensor. `training` is a Python bool. Initializers are Keras'
+  defaults. Not inside keras.layers.Bidirectional: direction="bidirectional".
 
-Without jit_compile=True it gives the same numbers, slower; what dropout draws, TensorFlow draws differently under XLA.
+Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA it gives the same numbers, slower; what dropout draws,
+TensorFlow draws differently under XLA.
 
 Where to read on: models/wavefront_stacking.py chooses what of the stack advances together, models/wavefront_schedule.py is the
 schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step. models/wavefront_convert.py goes to and
@@ -23,6 +27,7 @@ models/layouts.py, under the names that CudnnLSTMLayer gives them.
 
 import functools
 import inspect
+import warnings
 from collections.abc import Mapping
 
 import keras
@@ -32,10 +37,10 @@ import tensorflow as tf
 from models import cudnn_checks
 from models.stack_layer import StackLayer
 from models.stack_spec import canonical_shapes, check_names
-from models.wavefront_stacking import Layer, bidirectional_stack, lstm_stack
+from models.wavefront_stacking import LayerWeights, bidirectional_stack, lstm_stack
 from models.weights import Shapes
 
-NORMALIZATION = {"own_gain": 4, "upper_gain": 4, "c_gain": 1, "c_bias": 1}  # of a layer: sizes in units
+NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 INSTEAD = {
     "time_major": "give inputs [batch, time, features]",
@@ -92,6 +97,10 @@ class WavefrontLSTM(StackLayer):
             raise ValueError(
                 f"dropout: {dropout!r} given, expected a number from 0 to below 1: nothing would reach the next layer"
             )
+        if self.dropout and self.num_layers == 1:
+            warnings.warn(
+                "dropout: acts between layers, and there is one; put keras.layers.Dropout around it", stacklevel=2
+            )
         self.layer_normalization = cudnn_checks.boolean("layer_normalization", layer_normalization)
         self.seed = None if seed is None else cudnn_checks.integer("seed", seed, 0, 2**31 - 1)
         if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
@@ -106,8 +115,8 @@ class WavefrontLSTM(StackLayer):
         return {**super().get_config(), "layer_normalization": self.layer_normalization, "seed": self.seed}
 
     def get_canonical(self) -> dict[str, np.ndarray]:
-        """The weights in the canonical form (models/layouts.py), and those of layer normalisation, lstm_0/forward/own_gain and
-        so on."""
+        """The weights in the canonical form (models/layouts.py), and those of layer normalisation: lstm_0/forward/kernel_gain
+        and so on."""
         self._check_built()
         return {name: variable.numpy() for name, variable in self.parameters.items()}
 
@@ -159,7 +168,7 @@ class WavefrontLSTM(StackLayer):
         arrays = [tf.cast(tf.convert_to_tensor(variable), x.dtype) for variable in self.parameters.values()]
         size = len(arrays) // self.spec.num_pseudo_layers
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
-        layers = [Layer(*parts[:3], parts[3:]) for parts in own]
+        layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self.drop if training and self.dropout and self.num_layers > 1 else None
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))

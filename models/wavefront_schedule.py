@@ -47,7 +47,7 @@ def advance(
     normalization: Sequence[tf.Tensor] = (),
     unroll: int = UNROLL,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run all lanes over all of time; differentiable by every argument but lengths and masks.
+    """Run all lanes over all of time; differentiable by every argument but lengths and masks, twice too.
 
     Args:
         projected: [fed, time, batch, 4·units], inputs times kernel: of lane 0 where lanes are linked, else of every lane.
@@ -58,7 +58,7 @@ def advance(
         c: initial states [lanes, batch, units], float32 where `projected` is float16 or bfloat16.
         lengths: steps [batch] int32 of each sequence, or None: all of time.
         masks: [time + lanes - 1, lanes - 1, batch, units], factors (dropout) on what goes up the links at each step; or None.
-        normalization: own_gain, upper_gain, c_gain, c_bias of NormalizedLSTMCell; none: no layer normalisation.
+        normalization: recurrent_gain, kernel_gain, cell_gain, cell_bias of NormalizedLSTMCell; none: no layer normalisation.
         unroll: steps in a loop's body, at most.
 
     Returns:
@@ -81,7 +81,20 @@ def advance(
 
 
 class _Passes:
-    """The two passes of one call of `advance`. Steps are numbered by body of the loop, k, and place in it, j."""
+    """The two passes of one call of `advance`.
+
+    Step number k · body + j is the j-th one in the k-th run of the loop's body; there lane l is at the time step − l where lanes
+    are linked. Arrays are [lanes, batch, …] in a step, [bodies, lanes, body, batch, …] in what the loops write and read, and
+    [lanes, time, batch, …] outside.
+
+    Attributes:
+        lanes, linked, lengths, units, cell: as of `advance`.
+        dtype, wide: of products and of what is kept; of the gates' arithmetic and of c.
+        fed, lag: lanes that have `projected` as their input; steps until the last lane starts.
+        time, body, bodies: steps of the input; steps in a body; runs of it. Their product may be more: the rest is idle.
+        lane: [lanes, 1, 1], the step at which each lane is at time 0.
+        masks: by body, [bodies, body, lanes - 1, batch, units], or None.
+    """
 
     def __init__(self, projected, lanes, linked, lengths, masks, unroll, normalized) -> None:
         self.lanes, self.linked, self.lengths = lanes, linked, lengths
@@ -98,7 +111,7 @@ class _Passes:
         self.masks = None if masks is None else self._by_body(masks, 0, 0)
 
     def forward(self, projected, recurrent, links, bias, h, c, normalization):
-        """(outputs, h, c, what `backward` needs: h before, and what the cell keeps of, every step)."""
+        """(outputs, h, c, and for `backward` of every step: h before it, and what the cell keeps of it)."""
         fed = self._by_body(projected, 1, 0)
         bias = self._widen(bias)[:, tf.newaxis]
         normalization = [self._widen(x) for x in normalization]
@@ -107,25 +120,25 @@ class _Passes:
         kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
 
         def sums(h, fed, k, j):
-            """What the gates are made of, from the lane's own h and from below, each [lanes, batch, 4·units]."""
+            """The gates' two summands, from a lane's own h and from its input, each [lanes, batch, 4·units]."""
             both = h if self.masks is None else tf.concat([h, h[:-1] * self.masks[k, j]], 0)
             product = self._widen(tf.matmul(both, kernel))
             if shared:
-                own, above = tf.split(product, 2, axis=-1)
-                above = above[:-1]
+                from_h, to_above = tf.split(product, 2, axis=-1)
+                to_above = to_above[:-1]
             else:
-                own, above = product[: self.lanes], product[self.lanes :]
-            below = self._widen(fed)
+                from_h, to_above = product[: self.lanes], product[self.lanes :]
+            from_input = self._widen(fed)
             if self.linked:  # padded sums, not a concatenation, which XLA would not fuse with what follows
-                below = _pad(below, 0, self.lanes - 1) + _pad(above, 1, 0)
-            return own, below if normalization else below + bias
+                from_input = _pad(from_input, 0, self.lanes - 1) + _pad(to_above, 1, 0)
+            return from_h, from_input if normalization else from_input + bias
 
         def body(k, h, c, *arrays):
             steps = []
             for j in range(self.body):
-                own, upper = sums(h, fed[:, k, j], k, j)
+                from_h, from_input = sums(h, fed[:, k, j], k, j)
                 parameters, active = [*normalization[:2], bias[:, 0], *normalization[2:]], self._active(k, j)
-                next_h, next_c, kept = self.cell.forward(own, upper, c, parameters, active)
+                next_h, next_c, kept = self.cell.forward(from_h, from_input, c, parameters, active)
                 next_h = tf.cast(next_h, self.dtype)
                 output = _where(active, next_h, None)[self.lanes - self.fed :]
                 steps.append((h, tf.cast(tf.stack(kept), self.dtype), output))
@@ -134,7 +147,7 @@ class _Passes:
             stacked = tf.stack(hs, 1), tf.stack(kept, 2), tf.stack(outputs, 1)
             return h, c, *(array.write(k, values) for array, values in zip(arrays, stacked, strict=True))
 
-        arrays = [self._array(self.dtype) for _ in range(3)]
+        arrays = self._arrays(3)
         h, c, *arrays = self._loop(body, (h, c, *arrays))
         *kept, outputs = (array.stack() for array in arrays)
         return self._by_time(outputs, self.lag), h, c, kept
@@ -153,18 +166,18 @@ class _Passes:
         down, below = (_by_gate(x) for x in (recurrent, links))
         kernel = tf.concat([down, _pad(below, 1, 0, axis=1)], 3) if shared else tf.concat([down, below], 1)
 
-        def through(d_own, d_upper, k, j):
-            """Gradient by h of gradients by the gates' sums, [4, lanes, batch, units]."""
-            both = d_own if shared else tf.concat([d_own, d_upper[:, 1:]], 1) if self.linked else d_own
+        def through(d_from_h, d_from_input, k, j):
+            """Gradient by h of the gradients by the gates' two summands, each [4, lanes, batch, units]: gates apart."""
+            both = d_from_h if shared else tf.concat([d_from_h, d_from_input[:, 1:]], 1) if self.linked else d_from_h
             product = tf.reduce_sum(self._widen(tf.matmul(both, kernel)), 0)
             if not self.linked:
                 return product
             if shared:
-                own, below = tf.split(product, 2, axis=-1)
-                below = below[1:]
+                by_own, by_above = tf.split(product, 2, axis=-1)
+                by_above = by_above[1:]
             else:
-                own, below = product[: self.lanes], product[self.lanes :]
-            return own + _pad(below if self.masks is None else below * self._widen(self.masks[k, j]), 0, 1)
+                by_own, by_above = product[: self.lanes], product[self.lanes :]
+            return by_own + _pad(by_above if self.masks is None else by_above * self._widen(self.masks[k, j]), 0, 1)
 
         def body(k, d_h, d_c, d_parameters, *arrays):
             k = self.bodies - 1 - k
@@ -172,42 +185,43 @@ class _Passes:
             for j in reversed(range(self.body)):
                 active = self._active(k, j)
                 d_h += _pad(self._widen(d_outputs[:, k, j]), self.lanes - self.fed, 0)
-                d_own, d_upper, d_c, more = self.cell.backward(
+                d_from_h, d_from_input, d_c, more = self.cell.backward(
                     self._widen(values_k[:, :, j]), d_h, d_c, parameters, active
                 )
-                d_own, d_upper = tf.cast(d_own, self.dtype), tf.cast(d_upper, self.dtype)
-                d_h = through(d_own, d_upper, k, j) + _idle(active, d_h)  # an idle lane's h stood still
+                d_from_h, d_from_input = tf.cast(d_from_h, self.dtype), tf.cast(d_from_input, self.dtype)
+                d_h = through(d_from_h, d_from_input, k, j) + _idle(active, d_h)  # an idle lane's h stood still
                 d_parameters = [x + y for x, y in zip(d_parameters, more, strict=True)]
-                steps.append((d_own,) if self.cell.one_gradient else (d_own, d_upper))
+                steps.append((d_from_h,) if self.cell.one_gradient else (d_from_h, d_from_input))
             stacked = (tf.transpose(tf.stack(x[::-1]), [2, 0, 3, 1, 4]) for x in zip(*steps, strict=True))
             return d_h, d_c, d_parameters, *(array.write(k, x) for array, x in zip(arrays, stacked, strict=True))
 
         d_parameters = [] if self.cell.one_gradient else [tf.zeros_like(x) for x in parameters]
-        arrays = [self._array(self.dtype) for _ in range(1 if self.cell.one_gradient else 2)]
+        arrays = self._arrays(1 if self.cell.one_gradient else 2)
         d_h, d_c, d_parameters, *arrays = self._loop(body, (self._widen(d_h), d_c, d_parameters, *arrays))
-        d_own, d_upper = (self._flat(array.stack()) for array in (arrays[0], arrays[-1]))
-        d_recurrent, d_links = self._kernel_gradients(hs, d_own, d_upper)
-        d_projected = self._by_time(d_upper[:, : self.fed], 0)
-        d_bias = d_parameters.pop(2) if d_parameters else tf.einsum("knjbu->nu", self._widen(d_upper))
+        d_from_h, d_from_input = (self._flat(array.stack()) for array in (arrays[0], arrays[-1]))
+        d_recurrent, d_links = self._kernel_gradients(hs, d_from_h, d_from_input)
+        d_projected = self._by_time(d_from_input[:, : self.fed], 0)
+        d_bias = d_parameters.pop(2) if d_parameters else tf.einsum("knjbu->nu", self._widen(d_from_input))
         narrow = [tf.cast(x, self.dtype) for x in (d_bias, d_h)]
         d_normalization = [tf.cast(x, y.dtype) for x, y in zip(d_parameters, normalization, strict=True)]
         return d_projected, d_recurrent, d_links, *narrow, d_c, *d_normalization
 
-    def _kernel_gradients(self, hs, d_own, d_upper):
+    def _kernel_gradients(self, hs, d_from_h, d_from_input):
         """Gradients by the recurrent kernels and the links, in one product where one gradient serves both."""
         product = "knjbu,knjbv->nuv"
         if not self.linked:
-            return tf.einsum(product, hs, d_own), tf.zeros([0, self.units, 4 * self.units], self.dtype)
+            return tf.einsum(product, hs, d_from_h), tf.zeros([0, self.units, 4 * self.units], self.dtype)
         below = hs[:, :-1] if self.masks is None else hs[:, :-1] * tf.transpose(self.masks, [0, 2, 1, 3, 4])
         if not self.cell.one_gradient:
-            return tf.einsum(product, hs, d_own), tf.einsum(product, below, d_upper[:, 1:])
-        both = tf.einsum(product, tf.concat([hs, _pad(below, 1, 0, axis=1)], -1), d_own)
+            return tf.einsum(product, hs, d_from_h), tf.einsum(product, below, d_from_input[:, 1:])
+        both = tf.einsum(product, tf.concat([hs, _pad(below, 1, 0, axis=1)], -1), d_from_h)
         return both[:, : self.units], both[1:, self.units :]
 
     # -- steps, loops and their arrays ---------------------------------------------------------------------------------
 
     def _active(self, k, j: int) -> tf.Tensor | None:
-        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are."""
+        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are. A step of a loop, whose
+        number is known on the device alone, is never None."""
         known = isinstance(k, int) and isinstance(self.time, int) and self.lengths is None
         if known and self.lag <= k * self.body + j < self.time:
             return None
@@ -226,8 +240,8 @@ class _Passes:
         start = (tf.constant(0), *values)
         return tf.while_loop(lambda k, *_: k < self.bodies, step, start, maximum_iterations=self.bodies)[1:]
 
-    def _array(self, dtype) -> tf.TensorArray:
-        return tf.TensorArray(dtype, self.bodies)
+    def _arrays(self, count: int) -> list[tf.TensorArray]:
+        return [tf.TensorArray(self.dtype, self.bodies) for _ in range(count)]
 
     def _by_body(self, x: tf.Tensor, axis: int, before: int) -> tf.Tensor:
         """`x` with zeros `before` and behind in its axis of steps, which becomes two: bodies and steps of one."""

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from models import layouts
 from models.stack import Stack
-from models.wavefront_stacking import Layer, lstm_stack
+from models.wavefront_stacking import LayerWeights, lstm_stack
 
 
 class WavefrontStack(Stack):
@@ -26,6 +26,6 @@ class WavefrontStack(Stack):
 
     def __call__(self, inputs, states, dropout, training):
         arrays = [self._cast(variable) for variable in self.variables]
-        layers = [Layer(*arrays[3 * k : 3 * k + 3]) for k in range(self.num_layers)]
+        layers = [LayerWeights(*arrays[3 * k : 3 * k + 3]) for k in range(self.num_layers)]
         outputs, h, c = lstm_stack(inputs, layers, *states, dropout=dropout)
         return outputs, (h, c)

@@ -12,16 +12,17 @@ from models.wavefront_schedule import UNROLL, advance
 TURNS_FROM_BYTES = 16 * 2**20
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights of one layer and direction.
 
     Attributes:
-        kernel, recurrent, bias: [input, 4·units], [units, 4·units] and [4·units], gates in Keras' order.
-        normalization: own_gain and upper_gain [4·units], c_gain and c_bias [units] of a layer-normalised layer; else none.
+        kernel, recurrent_kernel, bias: [input, 4·units], [units, 4·units] and [4·units], gates in Keras' order.
+        normalization: recurrent_gain and kernel_gain [4·units], cell_gain and cell_bias [units] of a
+            layer-normalised layer; else none.
     """
 
     kernel: tf.Tensor
-    recurrent: tf.Tensor
+    recurrent_kernel: tf.Tensor
     bias: tf.Tensor
     normalization: Sequence[tf.Tensor] = ()
 
@@ -37,7 +38,7 @@ def layers_together(num_layers: int, units: int, itemsize: int) -> int:
 
 def lstm_stack(
     inputs: tf.Tensor,
-    layers: Sequence[Layer],
+    layers: Sequence[LayerWeights],
     h: tf.Tensor,
     c: tf.Tensor,
     *,
@@ -59,7 +60,7 @@ def lstm_stack(
     Returns:
         outputs [time, batch, units], 0 behind a sequence's end, and the states h, c at each sequence's end.
     """
-    units = layers[0].recurrent.shape[0]
+    units = layers[0].recurrent_kernel.shape[0]
     together = together or layers_together(len(layers), units, inputs.dtype.size)
     finals = []
     for first in range(0, len(layers), together):
@@ -76,7 +77,7 @@ def lstm_stack(
 
 def bidirectional_stack(
     inputs: tf.Tensor,
-    layers: Sequence[tuple[Layer, Layer]],
+    layers: Sequence[tuple[LayerWeights, LayerWeights]],
     h: tf.Tensor,
     c: tf.Tensor,
     *,
@@ -130,7 +131,7 @@ def _group(inputs, group, h, c, lengths, dropout, unroll):
 def _advance(projected, layers, links, h, c, **options):
     return advance(
         projected,
-        tf.stack([layer.recurrent for layer in layers]),
+        tf.stack([layer.recurrent_kernel for layer in layers]),
         links,
         tf.stack([layer.bias for layer in layers]),
         h,

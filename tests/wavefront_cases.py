@@ -31,10 +31,10 @@ def parameters(spec: layouts.StackSpec, normalized: bool = False, seed: int = 0)
         found[name] = array
         if normalized and name.endswith("/bias"):
             place, units, k = name.removesuffix("bias"), spec.units, seed + len(found)
-            found[f"{place}own_gain"] = 1 + 0.5 * random(4 * units, seed=k)
-            found[f"{place}upper_gain"] = 1 + 0.5 * random(4 * units, seed=k + 1)
-            found[f"{place}c_gain"] = 1 + 0.5 * random(units, seed=k + 2)
-            found[f"{place}c_bias"] = 0.5 * random(units, seed=k + 3)
+            found[f"{place}recurrent_gain"] = 1 + 0.5 * random(4 * units, seed=k)
+            found[f"{place}kernel_gain"] = 1 + 0.5 * random(4 * units, seed=k + 1)
+            found[f"{place}cell_gain"] = 1 + 0.5 * random(units, seed=k + 2)
+            found[f"{place}cell_bias"] = 0.5 * random(units, seed=k + 3)
     return found
 
 
@@ -43,7 +43,7 @@ def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, mas
 
     Args:
         x: [batch, time, features].
-        parameters: canonical; with own_gain and so on the layers are normalised (Ba, Kiros and Hinton 2016, equations 20 to 22).
+        parameters: canonical; with recurrent_gain and so on the layers are normalised (Ba, Kiros and Hinton 2016, 20 to 22).
         h, c: [layers·directions, batch, units].
         lengths: [batch]; None: all of time.
         masks: by layer from 1 on, factors [batch, time, units·directions] on what the layer below gives it.
@@ -74,15 +74,15 @@ def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, mas
 
 
 def numpy_step(
-    x, h, c, kernel, recurrent_kernel, bias, own_gain=None, upper_gain=None, c_gain=None, c_bias=None
+    x, h, c, kernel, recurrent_kernel, bias, recurrent_gain=None, kernel_gain=None, cell_gain=None, cell_bias=None
 ):  # one sequence: all are vectors but for the two kernels
-    if own_gain is None:
+    if recurrent_gain is None:
         z = x @ kernel + h @ recurrent_kernel + bias
     else:
-        z = standardized(h @ recurrent_kernel) * own_gain + standardized(x @ kernel) * upper_gain + bias
+        z = standardized(h @ recurrent_kernel) * recurrent_gain + standardized(x @ kernel) * kernel_gain + bias
     i, f, g, o = np.split(z, 4)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    return sigmoid(o) * np.tanh(c if own_gain is None else standardized(c) * c_gain + c_bias), c
+    return sigmoid(o) * np.tanh(c if recurrent_gain is None else standardized(c) * cell_gain + cell_bias), c
 
 
 def sigmoid(x):

@@ -39,7 +39,7 @@ def test_losses_and_gradients_are_those_of_the_op_without_padding(tensorflow, gi
     def own(hidden, kernel, bias, targets):
         kernel, bias = padded(kernel, bias)
         assert kernel.shape == (4, 64)
-        return softmax_losses(hidden @ kernel + bias, targets)
+        return softmax_losses(hidden @ kernel + bias, targets, 10)
 
     def expected(hidden, kernel, bias, targets):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, hidden @ kernel + bias)
@@ -57,3 +57,14 @@ def test_vocabulary_of_a_whole_multiple_is_left_as_it_is(tensorflow):
     kernel, bias = padded(tensorflow.ones([2, 2 * MULTIPLE]), tensorflow.ones([2 * MULTIPLE]))
     assert kernel.shape == (2, 2 * MULTIPLE) and bias.shape == (2 * MULTIPLE,)
     assert np.all(bias.numpy() == 1)
+
+
+def test_targets_that_are_no_words_are_nan_and_those_of_rank_two_are_taken(tensorflow):
+    from models.softmax_loss import padded, softmax_losses
+
+    tf = tensorflow
+    kernel, bias = padded(tf.ones([2, 10]), tf.zeros([10]))
+    logits = tf.ones([2, 3, 2]) @ kernel + bias
+    losses = softmax_losses(logits, tf.constant([[0, 9, 10], [-1, 63, 64]], tf.int64), 10).numpy()
+    np.testing.assert_allclose(losses[0, :2], np.log(10), rtol=1e-6)
+    assert np.isnan(losses[0, 2]) and np.isnan(losses[1]).all()

@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -497,3 +500,46 @@ def test_bad_inputs_and_states_are_named():
             made.set_canonical(bad)
         for name, array in made.get_canonical().items():
             np.testing.assert_array_equal(array, weights[name])
+
+
+# --- what users of keras.layers.LSTM expect -------------------------------------------------------------------------------
+
+
+def test_dropout_of_one_layer_warns_that_it_has_no_effect():
+    with pytest.warns(UserWarning, match="acts between layers, and there is one"):
+        WavefrontLSTM(4, dropout=0.5)
+
+
+def test_states_are_reset_by_either_name():
+    layer = WavefrontLSTM(3, stateful=True)
+    layer(np.ones((2, 4, 5), "float32"))
+    assert np.any(layer.states[0].numpy())
+    layer.reset_states()
+    assert not any(np.any(state.numpy()) for state in layer.states)
+
+
+def test_bidirectional_wrapper_is_told_what_to_use_instead():
+    with pytest.raises(Exception, match="use direction='bidirectional'"):
+        keras.layers.Bidirectional(WavefrontLSTM(3))
+
+
+def test_another_backend_is_refused_by_name():
+    code = "from models.wavefront import WavefrontLSTM; WavefrontLSTM(3)"
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "ValueError: backend: jax given, expected tensorflow" in done.stderr
+
+
+def test_steps_per_execution_changes_nothing():
+    found = []
+    for steps in (1, 3):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((4, 3), batch_size=2), WavefrontLSTM(3, 2, stateful=True, seed=5), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse", jit_compile=True, steps_per_execution=steps)
+        rng = np.random.default_rng(1)
+        x, y = rng.normal(size=(10, 4, 3)).astype("float32"), rng.normal(size=(10, 1)).astype("float32")
+        model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+        found.append([*model.get_weights(), *(state.numpy() for state in model.layers[0].states)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

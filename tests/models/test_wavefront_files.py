@@ -98,7 +98,7 @@ OTHERS = {  # what another file holds → what is said of it
     "fewer layers": (dict(num_layers=1), "lstm_1/forward/kernel is missing"),
     "more layers": (dict(num_layers=3), "lstm_2/forward/bias was given, expected only lstm_0"),
     "more directions": (dict(direction="bidirectional"), "lstm_0/backward/bias was given"),
-    "layer normalisation": (dict(layer_normalization=True), "lstm_0/forward/c_bias was given"),
+    "layer normalisation": (dict(layer_normalization=True), "lstm_0/forward/cell_bias was given"),
     "more units": (dict(units=6), "lstm_0/forward/kernel is [3, 24], expected [3, 20]"),
     "more features": (dict(features=4), "lstm_0/forward/kernel is [4, 20], expected [3, 20]"),
     "keras.layers.LSTM": (None, "lstm_0/forward/kernel is missing"),
@@ -142,11 +142,11 @@ def test_a_file_with_a_tensor_of_integers_is_refused(tmp_path):
     model = network(layer_normalization=True)
     model.save_weights(tmp_path / "model.weights.h5")
     with h5py.File(tmp_path / "model.weights.h5", "a") as file:
-        stored = group(file, "lstm_1.forward.c_gain")
-        del stored["lstm_1.forward.c_gain"]
-        stored["lstm_1.forward.c_gain"] = np.zeros(UNITS, "int32")
+        stored = group(file, "lstm_1.forward.cell_gain")
+        del stored["lstm_1.forward.cell_gain"]
+        stored["lstm_1.forward.cell_gain"] = np.zeros(UNITS, "int32")
     start = model.layers[0].get_canonical()
-    with pytest.raises(ValueError, match=r"lstm_1/forward/c_gain is int32, expected float16, float32 or float64"):
+    with pytest.raises(ValueError, match=r"lstm_1/forward/cell_gain is int32, expected float16, float32 or float64"):
         model.load_weights(tmp_path / "model.weights.h5")
     for name, array in model.layers[0].get_canonical().items():
         np.testing.assert_array_equal(array, start[name])

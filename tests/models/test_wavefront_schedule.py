@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from models import layouts
 from models.reference import lstm_stack_backward, lstm_stack_forward
-from models.wavefront_schedule import UNROLL
-from models.wavefront_stacking import TURNS_FROM_BYTES, Layer, bidirectional_stack, layers_together, lstm_stack
+from models.wavefront_schedule import UNROLL, advance
+from models.wavefront_stacking import TURNS_FROM_BYTES, LayerWeights, bidirectional_stack, layers_together, lstm_stack
 from tests.cudnn_layer_cases import error, random
 from tests.wavefront_cases import along, numpy_stack, parameters
 
@@ -61,7 +61,7 @@ class Case:
         tensors = [arrays[name] for name in self.weights]
         size = 7 if self.normalized else 3
         parts = [tensors[k : k + size] for k in range(0, len(tensors), size)]
-        layers = [Layer(*part[:3], part[3:]) for part in parts]
+        layers = [LayerWeights(*part[:3], part[3:]) for part in parts]
         stack = lstm_stack
         if self.spec.bidirectional:
             layers, stack = list(zip(layers[::2], layers[1::2], strict=True)), bidirectional_stack
@@ -258,3 +258,44 @@ def test_layers_take_turns_where_a_step_waits_for_its_weights():
     units = int((TURNS_FROM_BYTES / 16) ** 0.5)  # float32
     assert [layers_together(3, u, 4) for u in (1, units - 1, units, 2 * units)] == [3, 3, 1, 1]
     assert layers_together(3, units, 2) == 3 and layers_together(3, units, 8) == 1
+
+
+# --- what 16 bits must not lose -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("forget", [0.9975, 0.9985, 0.9998])
+def test_a_gradient_survives_400_steps_of_a_forget_gate_near_one(dtype, forget):
+    """d c_T / d c_0 is f^T; f itself, rounded to 16 bits, is another number, and 1 for the larger ones."""
+    steps, bias = 400, np.log(forget / (1 - forget))
+    gates = np.full((1, steps, 1, 4), [-99.0, bias, 0.0, 0.0])
+    c = tf.zeros([1, 1, 1], tf.float32)
+    zeros = [tf.zeros(shape, dtype) for shape in ([1, 1, 4], [1, 4], [1, 1, 1])]
+    with tf.GradientTape() as tape:
+        tape.watch(c)
+        final = advance(tf.constant(gates, dtype), zeros[0], None, zeros[1], zeros[2], c)[2]
+    rounded = 1 / (1 + np.exp(-float(tf.cast(tf.constant(bias, dtype), tf.float64))))
+    assert tape.gradient(final, c).numpy().item() == pytest.approx(rounded**steps, rel=0.02)
+
+
+def test_second_derivatives_match_central_differences():
+    rng = np.random.default_rng(3)
+    projected, recurrent, links, bias = (
+        tf.constant(rng.normal(size=shape)) for shape in ((1, 5, 2, 12), (2, 3, 12), (1, 3, 12), (2, 12))
+    )
+    states = tf.zeros([2, 2, 3], tf.float64)
+
+    def penalty(kernels):
+        with tf.GradientTape() as tape:
+            tape.watch(kernels)
+            outputs = advance(projected, kernels, links, bias, states, states, unroll=3)[0]
+            loss = tf.reduce_sum(outputs**2)
+        return tf.reduce_sum(tape.gradient(loss, kernels) ** 2)
+
+    with tf.GradientTape() as tape:
+        tape.watch(recurrent)
+        value = penalty(recurrent)
+    gradient = tape.gradient(value, recurrent).numpy()
+    direction = tf.constant(rng.normal(size=recurrent.shape))
+    change = (penalty(recurrent + 1e-5 * direction) - penalty(recurrent - 1e-5 * direction)) / 2e-5
+    assert np.sum(gradient * direction.numpy()) == pytest.approx(float(change), rel=1e-6)
