@@ -1,11 +1,12 @@
 """What every script of benchmarks/ has in common: its command line, one child process per row, records and tables.
 
-    parent   reads the header, picks rows, never imports a framework (nor NumPy, before the tables are drawn)
+    parent   reads the header, picks rows, never imports a framework, nor NumPy: the tables are drawn in a process too
     child    `python SCRIPT --child JOB`: one task — load the data, compute the reference, measure the matmul, run a row
 
 Rows run in turn over several processes (A B C A B C …). A record is rewritten, whole, after each of its processes.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from harness import child, machine, options, processes, records, runtimes, schema, software
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.located import locate
 from harness.provenance import NOT_SETTINGS
 from harness.rounds import Rounds
@@ -33,10 +34,6 @@ NOT_IN_REFERENCE = {
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 NO_REASON = "the process gave no reason"
-
-
-class CrashError(UserError):
-    """A process that no row can do without came to nothing, whatever the input."""
 
 
 class Row(NamedTuple):
@@ -102,7 +99,7 @@ class Benchmark:
 
 
 def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the script. Exit status 0, 1 where a row failed or none could start, 2 for wrong input, 130 after Ctrl-C."""
+    """Run the script. Exit status 0, 1 (a row failed, none could start, a file was not written), 2 wrong input, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
@@ -177,9 +174,14 @@ class _Parent:
             except UserError:
                 run.discard()
                 raise
-            self._write_layout()
-            self.software = software.write(self.out)
-            self._run_rows()
+            try:
+                self._write_layout()
+                self.software = software.write(self.out)
+                self._run_rows()
+            except CrashError:  # no space for a record: what there is can be drawn, perhaps
+                with contextlib.suppress(UserError):
+                    self._draw()
+                raise
             return self._draw()
 
     def _write_layout(self) -> None:
@@ -191,8 +193,9 @@ class _Parent:
         from tqdm import tqdm
 
         wanted = [row for row in self.rows if not self._settled(row)]
-        spent = dict.fromkeys(wanted, 0.0)
-        done = {row: self._processes_done(row) for row in wanted}
+        earlier = {row: self._earlier(row) for row in wanted}
+        spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
+        done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.rounds.least
         with tqdm(
             total=len(wanted) * least, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
@@ -215,12 +218,28 @@ class _Parent:
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
-        if reason := self._cannot_run(row):
-            for mode in self.modes:
-                records.write_record(self.out, self._new_record(row, mode, status="skipped", reason=reason))
-            return True
-        earlier = self._earlier(row)
-        return bool(earlier) and self.rounds.ended(earlier)
+        reason = self._cannot_run(row)
+        if not reason:
+            earlier = self._earlier(row)
+            return bool(earlier) and self.rounds.ended(earlier)
+        kept = []
+        for mode in self.modes:
+            record = self._new_record(row, mode, status="skipped", reason=reason)
+            if self._was_measured(records.path_of(self.out, record)):
+                kept.append(mode)
+            else:
+                records.write_record(self.out, record)
+        if kept:
+            print(f"{row}: {reason}; its earlier record stays ({', '.join(kept)})", file=sys.stderr)
+        return True
+
+    def _was_measured(self, path: Path) -> bool:
+        try:
+            return path.exists() and records.read_record(path)["status"] == "ok"
+        except schema.RecordError:
+            if "resume" in self.flags:  # as for a row that can run
+                raise
+            return False
 
     def _cannot_run(self, row: str) -> str:
         if self.benchmark.rows[row].needs_gpu and self.device == "cpu":
@@ -234,33 +253,33 @@ class _Parent:
 
         Else, too, where they are of different numbers of processes: one was killed while it wrote the row's records.
         """
-        found = []
+        found, framework = [], self.benchmark.rows[row].framework
         for mode in self.modes if "resume" in self.flags else ():
             path = records.path_of(self.out, self._new_record(row, mode))
             record = records.read_record(path) if path.exists() else None
-            framework = self.benchmark.rows[row].framework
             if not record or record["status"] != "ok" or not self._is_comparable(record, framework):
                 return []
             found.append(record)
         return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
 
     def _is_comparable(self, record: Mapping, framework: str) -> bool:
+        """Whether its blocks may stand beside today's in one row: the same settings, data, code, packages and machine."""
         now = json.loads(json.dumps(self.constants))
-        same = all(record["config"].get(name) == now[name] for name in now if name not in NOT_SETTINGS)
+        if any(record["config"].get(name) != now[name] for name in now if name not in NOT_SETTINGS):
+            return False
         earlier = {**record["environment"]}
         # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
         earlier["packages"] = runtimes.packages_of(framework, earlier.get("packages") or {})
         here = {
-            "commit": machine.commit()["commit"],
             "packages": runtimes.packages_of(framework, machine.packages()),
             "gpu": machine.gpu_name() if self.device == "gpu" else None,
         }
-        if any(earlier.get(key) != value for key, value in here.items()):
-            return False  # other code, packages or machine: its blocks must not stand beside today's in one row
-        return same and earlier.get("data", {}).get("sha256") == self._data()["sha256"]
-
-    def _processes_done(self, row: str) -> int:
-        return min((len(record["blocks_ms"]) for record in self._earlier(row)), default=0)
+        if any(earlier.get(key) != value for key, value in here.items()) or not _is_todays_code(earlier):
+            return False
+        facts = machine.facts(self.device)
+        if any(earlier.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+            return False
+        return earlier.get("data", {}).get("sha256") == self._data()["sha256"]
 
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
@@ -345,23 +364,37 @@ class _Parent:
             part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason or NO_REASON}
             if part.get("status") == "failed":
                 part["reason"] = f"{part['reason']}; see {outcome.log}"
-            merged.append(schema.merge_process(record, part))
+            notes = [*part.get("notes", []), *filter(None, [outcome.note])]
+            merged.append({**schema.merge_process(record, {**part, "notes": notes}), "spent_s": spent_s})
+        failed = [record["mode"] for record in merged if record["status"] == "failed"]
         going_on = all(record["status"] == "ok" for record in merged) and not self.rounds.enough(merged)
         time_is_up = going_on and spent_s > self.rounds.limit_s
         for record in merged:
+            if record["status"] == "failed":
+                record = schema.without_results(record)
+            elif failed and not self.rounds.enough([record]):
+                record["notes"].append(f"stopped: {', '.join(failed)} failed")
             records.write_record(self.out, self.rounds.noted(record, time_is_up))
         return going_on and not time_is_up
 
     def _draw(self) -> int:
-        from harness import tables
-
-        written, problems = tables.render(self.out)
-        for problem in problems:
-            print(f"warning: {problem}", file=sys.stderr)
+        written = processes.draw(self.out)
         names = {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}
         found, _ = records.read_run(self.out)
         failed = [r for r in found if r["status"] == "failed" and records.record_name(r) in names]
         for record in failed:
             print(f"failed: {records.record_name(record)}: {record['reason']}", file=sys.stderr)
-        print("\n".join(str(path) for path in written if path.name == f"{self.benchmark.name}.md"))
+        page = self.out / f"{self.benchmark.name}.md"
+        if str(page.absolute()) in written:
+            print(page)
         return 1 if failed else 0
+
+
+def _is_todays_code(environment: Mapping) -> bool:
+    """Whether a record was made by the code that is here now, uncommitted changes included where it knows its own."""
+    now = machine.commit()
+    if environment.get("commit") != now["commit"]:
+        return False
+    if "diff" in environment:
+        return environment["diff"] == machine.diff()
+    return not (environment.get("dirty") or now.get("dirty"))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness import machine, processes, runtimes
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.located import Located, locate
 
 # How TensorFlow, PyTorch, JAX, XLA and CUDA's libraries say that the device's memory is used up: as an error's type or text.
@@ -28,7 +28,7 @@ def run(benchmark: Any, job_path: str) -> int:
     try:
         result = _do(benchmark, job, constants)
     except UserError as error:
-        result = _failure(job, benchmark, str(error), wrong_input=True)
+        result = _failure(job, benchmark, str(error), wrong_input=not isinstance(error, CrashError))
     except Exception as error:
         traceback.print_exc()
         result = _failure(job, benchmark, _one_line(error))

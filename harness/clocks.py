@@ -20,6 +20,11 @@ WINDOW_S = 0.05  # of the warm-up's second window
 WINDOW_GROWTH = 1.25
 SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch
 SETTLED_WINDOWS = 3
+LAG_LIMIT_S = 0.002  # reading one loss takes under 1 ms on an idle device
+LAG_SHARE = 0.01  # of the block, where that is more: what a figure may be wrong by
+SHORT_BLOCK_S = 0.1
+SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
+LAGS = 3  # at least so many blocks are late before a row is
 
 
 class Warmup(NamedTuple):
@@ -31,13 +36,17 @@ class Warmup(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Timed blocks: ms per batch of each block, batches per block, every step's loss (as the step returned it), the warm-up."""
+    """Timed blocks: ms per batch of each block, batches per block, every step's loss (as the step returned it), the warm-up.
+
+    The lags may be of more blocks than were asked for: see LAGS.
+    """
 
     ms: list[float]
     batches_per_block: int
     losses: list[list[Any]]
     warmup: Warmup
     lag_s: list[float]  # per block, how long its last loss took to read behind the clock's stop
+    lag_limit_s: list[float]  # and how long it may have taken
 
 
 def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
@@ -79,8 +88,8 @@ def time_blocks(
     warmup, batch_s = _warm_up(step, batches, sync, restore, least, warmup_limit_s, len(batches) if whole_rounds else 1)
     size = _multiple(block_size(batch_s, timed_batches, min_block_s), len(batches) if whole_rounds else 1)
     order = [batches[k % len(batches)] for k in range(size)]
-    ms, losses, lag_s = [], [], []
-    for _ in range(blocks):
+    ms, losses, lag_s, limit_s = [], [], [], []
+    while len(ms) < blocks or (len(ms) < LAGS and all(lag > limit for lag, limit in zip(lag_s, limit_s, strict=True))):
         restore()
         sync()
         start = time.perf_counter()
@@ -89,9 +98,21 @@ def time_blocks(
         end = time.perf_counter()
         read(block_losses[-1])
         lag_s.append(time.perf_counter() - end)
+        limit_s.append(lag_limit(end - start))
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
-    return Blocks(ms, size, losses, warmup, lag_s)
+    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s)
+
+
+def lag_limit(block_s: float) -> float:
+    """How many s the last loss of a block of `block_s` may take to read behind the clock's stop.
+
+    What is left to do then is missing from the block's time: 1 % of it at most, or 2 ms, twice of what a read takes. Of a block
+    under 0.1 s, which only tests and tiny runs have, 20 ms: on a processor that others share, the kernel takes it away for some
+    10 ms at a time. A clock that does not wait at all makes blocks look short, but then its lag is all that the steps took.
+    One block within its limit is enough, and where none of one or two blocks is, more are run, for their lags alone.
+    """
+    return SHORT_LAG_LIMIT_S if block_s < SHORT_BLOCK_S else max(LAG_LIMIT_S, LAG_SHARE * block_s)
 
 
 def _warm_up(step, batches, sync, restore, least: int, limit_s: float, multiple: int) -> tuple[Warmup, float]:

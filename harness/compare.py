@@ -8,8 +8,9 @@ Rows are paired by the names of their records: benchmark, config, row, mode, dev
 processes or more in both runs (--processes=5). What differs between the runs is said first, and at the verdicts of the
 rows that it may have changed. How rows are judged: harness/verdicts.py.
 
-Exit status: 0 compared; 1 a row is slower by more than --fail-if-slower: its verdict is "slower" and its ratio, not
-only an end of the interval, lies beyond; 2 wrong input, or --fail-if-slower with no row that could be judged.
+Exit status: 0 compared; 1 with --fail-if-slower: a row is slower by more than that (its verdict is "slower" and its ratio,
+not only an end of the interval, lies beyond), or a row that was ok before is failed or missing after; 2 wrong input, or
+--fail-if-slower with no row that could be judged.
 """
 
 import argparse
@@ -45,15 +46,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="python -m harness.compare",
         description="Which rows are faster or slower after than before? Markdown on standard output.",
-        epilog="Exit status: 0 compared, 1 a row is slower by more than --fail-if-slower, 2 wrong input, or that option "
-        "and no row that could be judged.",
+        epilog="Exit status: 0 compared; 1 with --fail-if-slower: a row is slower by more than that, or failed or is missing "
+        "after; 2 wrong input, or that option and no row that could be judged.",
         allow_abbrev=False,
     )
     parser.add_argument("before", metavar="BEFORE", help="a run's folder, such as results/before")
     parser.add_argument("after", metavar="AFTER", help="the other run's folder")
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON")
     parser.add_argument(
-        "--fail-if-slower", metavar="5%", help="exit with status 1 if a row is slower by more than this"
+        "--fail-if-slower", metavar="5%", help="exit with status 1 if a row is slower by more than this, or lost"
     )
     parser.add_argument("--across", metavar="|".join(ACROSS), choices=ACROSS, help="pair rows that differ in this")
     parser.add_argument(
@@ -108,19 +109,26 @@ def compare(options: argparse.Namespace) -> int:
         except UserError as error:
             raise UserError(str(error).replace("--out", "--json")) from error
     print(compared.page(options, (before, after), pairs, shifts, means))
-    lost = [made for made in pairs if made.reason and made.before and made.before["status"] == "ok"]
-    if lost:
-        print(f"warning: {len(lost)} rows that ran before are not compared; see Not compared", file=sys.stderr)
+    ran = [made for made in pairs if made.reason and made.before and made.before["status"] == "ok"]
+    if ran:
+        print(f"warning: {len(ran)} rows that ran before are not compared; see Not compared", file=sys.stderr)
     if slow is None:
         return 0
-    if not any(made.judged for made in pairs):
+    lost = pairing.lost(pairs)
+    for made in lost:
+        print(f"lost: {'.'.join(made.name.values())}: {made.reason}", file=sys.stderr)
+    judged = sum(bool(made.judged) for made in pairs)
+    if not judged and not lost:
         raise UserError(
             f"--fail-if-slower: no row could be judged, so that none could fail; expected rows of {verdicts.MIN_PROCESSES} "
             "processes or more in both runs, see the table"
         )
+    unjudged = sum(not made.reason and not made.judged for made in pairs)
+    if unjudged:
+        print(f"warning: {unjudged} rows cannot be judged, {judged} were; see the tables", file=sys.stderr)
     for made in slow:
         print(f"slower by over {100 * options.fail_if_slower:g} %: {compared.label(made)}", file=sys.stderr)
-    return 1 if slow else 0
+    return 1 if slow or lost else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness import provenance, verdicts
 from harness.cells import NONE, markdown, paragraphs, plain
-from harness.pairing import NOT_ALONE, Pair
+from harness.pairing import NOT_ALONE, Pair, lost
 from harness.schema import MODES
 
 FOOT = (
@@ -110,11 +110,23 @@ def page(
         lines += ["## Geometric means", "", markdown(headings, [False, False, True, True], cells), ""]
         drift = f"; a drift of {100 * options.drift:g} % is in the interval" if options.drift else ""
         lines += [f"Of the rows that were judged, the common shift left in{drift}.", ""]
-    lost = [pair for pair in pairs if pair.reason]
-    if lost:
-        cells = [[plain(" ".join(pair.name.values())), plain(pair.reason)] for pair in lost]
-        lines += ["## Not compared", "", markdown(["row", "why"], [False, False], cells), ""]
+    left_out = [pair for pair in pairs if pair.reason]
+    if left_out:
+        lines += ["## Not compared", "", markdown(["rows", "why"], [False, False], not_compared(left_out)), ""]
     return "\n".join(lines).rstrip()
+
+
+def not_compared(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Table cells [rows, why]: a line per benchmark, config, device, precision and reason, with all rows and modes of these."""
+    lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for pair in pairs:
+        key = (*(pair.name[part] for part in ("benchmark", "config", "device", "precision")), pair.reason)
+        lines.setdefault(key, {}).setdefault(pair.name["row"], []).append(pair.name["mode"])
+    cells = []
+    for (*where, reason), rows in lines.items():
+        told = ", ".join(f"{row} ({', '.join(modes)})" for row, modes in rows.items())
+        cells.append([plain(f"{' '.join(where)}: {told}"), plain(reason)])
+    return cells
 
 
 def what_differs(pairs: Sequence[Pair]) -> list[str]:
@@ -202,4 +214,5 @@ def document(
         ],
         "fail_if_slower": options.fail_if_slower,
         "too_slow": None if slow is None else [".".join(pair.name.values()) for pair in slow],
+        "lost": [".".join(pair.name.values()) for pair in lost(pairs)],
     }

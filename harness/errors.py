@@ -1,4 +1,4 @@
-"""The one exception that a user caused and a user can mend."""
+"""The exceptions that end a command in one line: what a user caused and can mend, and what came to nothing all the same."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     A script's `main` prints it as `error: <message>` and exits with status 2; no traceback.
     """
+
+
+class CrashError(UserError):
+    """What nothing can go on without came to nothing, whatever the input: a process that crashed, a full disk. Status 1."""

@@ -1,55 +1,47 @@
 """How often a step brings a tensor to the host, by the frameworks' own ways to do so, on any device.
 
 On a GPU the profiler sees each copy besides. On a CPU there is none to be seen, since the tensor lies there already; but the
-same step on a GPU would wait for it. Floating-point tensors count: integers are what frameworks themselves look at, such
-as the axes of a sum.
+same step on a GPU would wait for it. A bool() that looks for a NaN and an int() of a counter wait as much as a float() does, so
+the dtype does not matter: `on_device` of the row's runtime tells which tensors count.
 """
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-WAYS = ("numpy", "item", "tolist", "cpu", "__array__", "__float__", "__int__", "__bool__", "__index__")
+from harness.runtimes import Runtime
 
-
-def _tensors() -> list[type]:
-    """The classes of the tensors of the frameworks that are loaded."""
-    found = []
-    if "tensorflow" in sys.modules:
-        found.append(type(sys.modules["tensorflow"].constant(0)))
-    if "torch" in sys.modules:
-        found.append(sys.modules["torch"].Tensor)
-    if "jax" in sys.modules:
-        found.append(type(sys.modules["jax"].numpy.zeros(())))
-    return found
+WAYS = ("numpy", "item", "tolist", "cpu", "to", "__array__", "__float__", "__int__", "__bool__", "__index__")
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[list[str]]:
-    """Collects the ways by which floating-point tensors were read inside: one entry each, such as "item"."""
+def counted(runtime: Runtime) -> Iterator[list[str]]:
+    """Collects the ways by which tensors of the row's framework, and no other's, were read inside: one entry each, "item"."""
     reads: list[str] = []
-    tensors = tuple(_tensors())
+    owner = runtime.tensor_type
     with contextlib.ExitStack() as stack:
-        for owner in tensors:
-            for way in WAYS:
-                if hasattr(owner, way):
-                    _replace(stack, owner, way, _noting(getattr(owner, way), way, reads, tensors))
+        for way in WAYS:
+            if hasattr(owner, way):
+                _replace(stack, owner, way, _noting(getattr(owner, way), way, reads, runtime))
         for way in ("asarray", "array"):  # of TensorFlow and JAX they read the memory itself
-            _replace(stack, np, way, _noting(getattr(np, way), f"numpy.{way}", reads, tensors))
+            _replace(stack, np, way, _noting(getattr(np, way), f"numpy.{way}", reads, runtime))
         yield reads
 
 
-def _noting(function: Callable, way: str, reads: list[str], tensors: tuple) -> Callable:
+def _noting(function: Callable, way: str, reads: list[str], runtime: Runtime) -> Callable:
+    def counts(value: object) -> bool:
+        return isinstance(value, runtime.tensor_type) and runtime.on_device(value)
+
     @functools.wraps(function)
     def noting(*arguments, **keywords):
-        if not arguments or not isinstance(arguments[0], tensors) or "float" not in str(arguments[0].dtype):
+        if not arguments or not counts(arguments[0]):
             return function(*arguments, **keywords)
         before = len(reads)
         result = function(*arguments, **keywords)
-        reads[before:] = [way]  # whatever ways it took in its turn
+        if way != "to" or not counts(result):  # it may have gone to another dtype, or device, alone
+            reads[before:] = [way]  # whatever ways it took in its turn
         return result
 
     return noting

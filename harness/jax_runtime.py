@@ -63,6 +63,7 @@ class JaxRuntime:
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
         self._marker = jax.jit(sync_marker)
         self._zero = jax.device_put(np.float32(0), self._device)
+        self.tensor_type = type(self._zero)
         self._resets, self._peak_before = 0, 0
 
     def seed(self, seed: int) -> None:
@@ -77,6 +78,10 @@ class JaxRuntime:
         On a CPU all have ended by then.
         """
         self._jax.block_until_ready(self._marker(self._zero))
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU every one."""
+        return self.device == "cpu" or any(device.platform != "cpu" for device in tensor.devices())
 
     def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
         """What steps returned, [n], on the host. Never inside a timed region."""
@@ -102,7 +107,7 @@ class JaxRuntime:
         """Run `function` under JAX's profiler and tell what ran.
 
         Returns:
-            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}. Ops are
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops are
             the instructions of every compiled program that the profiler saw run, by their opcode, as the compiler left
             them: "dot", "while", in a loop's body "loop:dot", calls of libraries "custom-call:<target>"; fusions count
             with what they hold. Each counts once per program, however often it ran. On a CPU there are no kernels.
@@ -137,7 +142,10 @@ class JaxRuntime:
         return found
 
     def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], int]:
-        """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host)."""
+        """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host).
+
+        The host's plane tells of its calls, copies among them, which on a GPU the streams' events tell of already.
+        """
         kernels, programs, to_host_bytes = Counter(), {}, 0
         for path in Path(folder).glob("**/*.xplane.pb"):
             for plane in self._jax.profiler.ProfileData.from_file(str(path)).planes:
@@ -146,10 +154,10 @@ class JaxRuntime:
                     if on_gpu and not line.name.startswith("Stream"):  # derived lines repeat the streams' events
                         continue
                     for event in line.events:
+                        about = dict(event.stats)
                         if on_gpu:
                             kernels[event.name] += event.duration_ns / 1e6
-                        about = dict(event.stats)
-                        to_host_bytes += bytes_to_host(str(about.get("memcpy_details", "")))
+                            to_host_bytes += bytes_to_host(str(about.get("memcpy_details", "")))
                         if "hlo_module" in about:
                             programs.setdefault(str(about["hlo_module"]), set()).add(str(about.get("hlo_op", "")))
                         elif called := CALL.fullmatch(event.name):  # kernels of a CUDA graph name no program

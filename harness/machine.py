@@ -3,14 +3,16 @@
 import contextlib
 import datetime
 import functools
+import hashlib
 import os
 import platform
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
@@ -36,37 +38,54 @@ def _nvml() -> Iterator:
     try:
         yield pynvml
     finally:
-        pynvml.nvmlShutdown()
+        _told(pynvml.nvmlShutdown)
 
 
-def _text(value: str | bytes) -> str:
+@contextlib.contextmanager
+def _first_gpu() -> Iterator[tuple]:
+    """(pynvml, NVML's handle of the GPU that the frameworks see first), or (None, None): no driver, none visible.
+
+    CUDA_VISIBLE_DEVICES may name it by number or by UUID.
+    """
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    with _nvml() as nvml:
+        gpu = None
+        if nvml and _visible(nvml) and name.isdecimal():
+            gpu = _told(nvml.nvmlDeviceGetHandleByIndex, int(name))
+        elif nvml and _visible(nvml):
+            gpu = _told(nvml.nvmlDeviceGetHandleByUUID, name)
+        yield (nvml, gpu) if gpu is not None else (None, None)
+
+
+def _told(query: Callable, *arguments: Any) -> Any:
+    """What NVML answers; None where it cannot tell: parts of a GPU (MIG), virtual ones and WSL answer some queries alone."""
+    try:
+        return query(*arguments)
+    except Exception:  # pynvml makes a class of its own for every error: NotSupported, NoPermission, Unknown, GpuIsLost
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_count() -> int:
     """NVIDIA GPUs that the driver shows and CUDA_VISIBLE_DEVICES does not hide; 0 without a driver. No framework."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with _nvml() as nvml:
-        count = nvml.nvmlDeviceGetCount() if nvml else 0
+        return _visible(nvml) if nvml else 0
+
+
+def _visible(nvml) -> int:
+    count, visible = _told(nvml.nvmlDeviceGetCount) or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
     return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
 
 
-def _first_gpu(nvml):
-    """NVML's handle of the GPU that the frameworks see first: CUDA_VISIBLE_DEVICES may name it by number or by UUID."""
-    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if name.isdecimal():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
-
-
 def gpu_name() -> str | None:
     """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
-    with _nvml() as nvml:
-        if not nvml or not gpu_count():
-            return None
-        return _text(nvml.nvmlDeviceGetName(_first_gpu(nvml)))
+    with _first_gpu() as (nvml, gpu):
+        return _text(_told(nvml.nvmlDeviceGetName, gpu)) if nvml else None
 
 
 def run_name(device: str, date: datetime.date | None = None) -> str:
@@ -107,11 +126,13 @@ def facts(device: str) -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "packages": packages(),
         **commit(),
+        "diff": diff(),
     }
-    with _nvml() as nvml:
-        if nvml and device == "gpu":
-            found["gpu"] = _text(nvml.nvmlDeviceGetName(_first_gpu(nvml)))
-            found["driver"] = _text(nvml.nvmlSystemGetDriverVersion())
+    if device == "gpu":
+        with _first_gpu() as (nvml, gpu):
+            if nvml:
+                found["gpu"] = _text(_told(nvml.nvmlDeviceGetName, gpu))
+                found["driver"] = _text(_told(nvml.nvmlSystemGetDriverVersion))
     return found
 
 
@@ -143,43 +164,70 @@ def commit() -> dict:
         return {"commit": os.environ.get("LSTM_BENCH_COMMIT"), "dirty": None}
 
 
+def diff() -> str | None:
+    """12 hex digits of the code's uncommitted changes, new files among them; None without any, or in a copy without .git."""
+
+    def git(*args: str) -> bytes:
+        command = ["git", "-C", str(PROJECT), *args, "--", "benchmarks", "harness", "models"]
+        return subprocess.run(command, capture_output=True, check=True, timeout=20).stdout
+
+    try:
+        changes = [git("diff", "HEAD")]
+        for name in git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0")[:-1]:
+            changes += [name, hashlib.sha256((PROJECT / os.fsdecode(name)).read_bytes()).digest()]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return hashlib.sha256(b"\0".join(changes)).hexdigest()[:12] if any(changes) else None
+
+
 def gpu_state() -> dict | None:
-    """Clocks (MHz), temperature (°C), power (W) and throttle reasons of the first GPU now; None without one."""
-    with _nvml() as nvml:
-        if not nvml or not gpu_count():
+    """Clocks (MHz), temperature (°C), power (W) and throttle reasons of the first GPU now; None without one.
+
+    What NVML cannot tell is None.
+    """
+    with _first_gpu() as (nvml, gpu):
+        if not nvml:
             return None
-        gpu = _first_gpu(nvml)
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+        reasons = _told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+        power_mw = _told(nvml.nvmlDeviceGetPowerUsage, gpu)
+        named = None if reasons is None else [name for bit, name in THROTTLE_REASONS.items() if reasons & bit]
         return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "sm_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "memory_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            "throttle_reasons": [name for bit, name in THROTTLE_REASONS.items() if reasons & bit],
-            "gpu_processes": gpu_processes(),
+            "sm_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "sm_max_mhz": _told(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "memory_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
+            "temperature_c": _told(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power_mw is None else round(power_mw / 1000),
+            "throttle_reasons": named,
+            "gpu_processes": _processes(nvml, gpu),
         }
 
 
 def gpu_processes() -> int | None:
-    """Processes that compute on the first GPU now, this one among them once it has used it; None without a GPU.
+    """Processes that compute on the first GPU now, this one among them; None without a GPU.
 
-    They are counted and not named, since in a container NVML may tell their numbers outside it.
+    None, too, where NVML does not list this process: before it has used the GPU, or in a container whose processes have other
+    numbers outside it. How many of those that are listed are others is not known then.
     """
-    with _nvml() as nvml:
-        if not nvml or not gpu_count():
-            return None
-        return len({process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(_first_gpu(nvml))})
+    with _first_gpu() as (nvml, gpu):
+        return _processes(nvml, gpu) if nvml else None
+
+
+def _processes(nvml, gpu) -> int | None:
+    listed = {process.pid for process in _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
+    return len(listed) if os.getpid() in listed else None
 
 
 def gpu_memory_used() -> int | None:
     """Bytes in use on the first GPU by this process as NVML sees them, or by all where it cannot tell processes apart."""
-    with _nvml() as nvml:
-        if not nvml or not gpu_count():
+    with _first_gpu() as (nvml, gpu):
+        if not nvml:
             return None
-        gpu = _first_gpu(nvml)
-        own = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if p.pid == os.getpid()]
-        return int(own[0]) if own and own[0] else int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+        listed = _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
+        own = [process.usedGpuMemory for process in listed if process.pid == os.getpid()]
+        if own and own[0]:
+            return int(own[0])
+        memory = _told(nvml.nvmlDeviceGetMemoryInfo, gpu)
+        return memory and int(memory.used)
 
 
 class CpuShare:
@@ -218,12 +266,10 @@ class UtilisationSampler:
         return self
 
     def _sample(self) -> None:
-        with _nvml() as nvml:
-            if not nvml or not gpu_count():
-                return
-            gpu = _first_gpu(nvml)
-            while not self._stop.wait(SAMPLE_S):
-                self._samples.append(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+        with _first_gpu() as (nvml, gpu):
+            while nvml and not self._stop.wait(SAMPLE_S):
+                if rates := _told(nvml.nvmlDeviceGetUtilizationRates, gpu):
+                    self._samples.append(rates.gpu)
 
     def __exit__(self, *_) -> None:
         self._stop.set()

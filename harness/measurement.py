@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness import clocks, host_reads, machine, runtimes
-from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
+from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.references import load_reference
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
@@ -89,7 +89,7 @@ class Measurement:
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
         kernel = self.kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else self.kernel
-        with host_reads.counted() as reads:
+        with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
         profile = self.runtime.profile(lambda: step(batches[0]))
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"])
@@ -113,7 +113,7 @@ class Measurement:
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
         )
-        proof.clock(timed.lag_s)
+        proof.clock(timed.lag_s, timed.lag_limit_s)
         after = self._clock("timed")
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
@@ -150,7 +150,8 @@ class Measurement:
 
         Args:
             trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, its `timed_steps` run the
-                very function that is timed, and its `traces` counts how often a step was traced.
+                very function that is timed, its `traces` counts how often a step was traced, and its `inputs` and `labels` are
+                what those steps are handed.
             train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
@@ -161,7 +162,7 @@ class Measurement:
         proof.training(trial, self.reference)
         trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
         profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
-        proof.copies(profile["to_host_bytes"])
+        proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + handed_to_fit(trial, batch_size))
         proof.what_ran(profile, self.kernel, self.device)
         proof.callable(trial.unproven())
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
@@ -257,6 +258,15 @@ class Measurement:
         if not self._matmul_flops or not blocks_ms:
             return None
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def handed_to_fit(trial: Any, batch_size: int) -> int:
+    """Bytes of the inputs and labels of the steps in `fit`'s profile, which it may copy to the host once.
+
+    On a GPU Keras makes tensors there of the arrays that it is handed, and copies them back for tf.data, which lives on the host
+    (https://github.com/tensorflow/tensorflow/issues/71744): once per fit, whatever it trains, and no step waits for it.
+    """
+    return sum(np.asarray(array[: UPDATE_STEPS * batch_size]).nbytes for array in (trial.inputs, trial.labels))
 
 
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:

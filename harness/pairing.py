@@ -106,7 +106,7 @@ def _unusable(record: Mapping | None) -> str:
         return "no such row"
     if record["status"] != "ok":
         return f"{record['status']}: {record['reason']}"
-    return "" if (record["proof"] or {}).get("ok") is True else "not proven"
+    return ""
 
 
 def differences(before: Mapping, after: Mapping, across: str | None) -> list[Difference]:
@@ -169,3 +169,9 @@ def too_slow(pairs: Sequence[Pair], limit: float) -> list[Pair]:
     """The rows that are judged slower, by more than the limit (0.05 for 5 %)."""
     slower = [pair for pair in pairs if pair.judged and pair.judged.verdict == verdicts.SLOWER]
     return [pair for pair in slower if pair.judged.ratio > 1 + limit]
+
+
+def lost(pairs: Sequence[Pair]) -> list[Pair]:
+    """The rows that ran before, and failed or are missing after."""
+    ran = [pair for pair in pairs if pair.before and pair.before["status"] == "ok"]
+    return [pair for pair in ran if not pair.after or pair.after["status"] == "failed"]

@@ -6,6 +6,7 @@ result, whole or not at all. Whatever else happens (an exception, a signal, the 
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -16,20 +17,26 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import UserError
+from harness.errors import CrashError
 
 # prctl(2): the signal that a process gets when its parent dies; and to be given the orphans of one's descendants
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CHILD_FLAG = "--child"
+PROJECT = Path(__file__).resolve().parents[1]
+KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
 class Outcome(NamedTuple):
-    """What became of one child: its result, or the one-line reason why there is none, how long it took, and its log."""
+    """What became of one child: its result, or the one-line reason why there is none, how long it took, and its log.
+
+    `note`: that it crashed behind its result, or "".
+    """
 
     result: dict | None
     reason: str
     seconds: float
     log: str = ""  # as a reader of the run's folder finds it, such as logs/ptb.small.keras.cpu.fp32.log
+    note: str = ""
 
 
 def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[str, str] | None = None) -> Outcome:
@@ -43,7 +50,7 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
         env: environment variables on top of this process's own.
 
     Raises:
-        UserError: where the log or the job cannot be written.
+        CrashError: where the log or the job cannot be written.
         KeyboardInterrupt: after the child and everything it started have been killed.
     """
     started, shown = time.monotonic(), f"{log.parent.name}/{log.name}"
@@ -66,7 +73,7 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
             )
         except OSError as error:
             where, what = error.filename or log.parent, error.strerror or error
-            raise UserError(
+            raise CrashError(
                 f"{where}: a process cannot be started ({what}); free some space there or in TMPDIR"
             ) from error
         try:
@@ -77,7 +84,8 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
             _end(child, others)
         seconds = time.monotonic() - started
         if result_path.exists():
-            return Outcome(json.loads(result_path.read_text()), "", seconds, shown)
+            note = f"the process ended {_how(status)} behind its result" if status else ""
+            return Outcome(json.loads(result_path.read_text()), "", seconds, shown, note)
         return Outcome(None, _reason(status), seconds, shown)
 
 
@@ -117,23 +125,59 @@ def _descendants() -> list:
 def _end(child: subprocess.Popen, others: set) -> None:
     """Kill the child and what it started, in whatever session: orphans among it have become this process's children.
 
-    `others`: psutil.Process of the descendants of this process that are none of the child's.
+    `others`: psutil.Process of the descendants of this process that are none of the child's. What KILL_LIMIT_S does not end
+    is left behind and named on standard error.
     """
     import psutil
 
+    deadline = time.monotonic() + KILL_LIMIT_S
     with contextlib.suppress(ProcessLookupError):  # nobody left in it
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=KILL_LIMIT_S)
     while family := [process for process in _descendants() if process not in others]:
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(family, timeout=5)
+        left = deadline - time.monotonic()
+        psutil.wait_procs(family, timeout=max(0.0, min(5.0, left)))
+        if left <= 0:
+            pids = ", ".join(str(process.pid) for process in family)
+            told = f"killed, and still there after {KILL_LIMIT_S:g} s (a hung driver?): process {pids}"
+            print(f"warning: {told}", file=sys.stderr)
+            return
+
+
+def _how(status: int) -> str:
+    """How a process ended: "by SIGSEGV", or "with status 3"."""
+    if status < 0:
+        return f"by {next((known.name for known in signal.Signals if known == -status), f'signal {-status}')}"
+    return f"with status {status}"
 
 
 def _reason(status: int) -> str:
     if status < 0:
-        name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
-        hint = " (out of host memory?)" if name == "SIGKILL" else ""
-        return f"the process was ended by {name}{hint}"
-    return f"the process ended with status {status} and no result"
+        hint = " (out of host memory?)" if status == -signal.SIGKILL else ""
+        return f"the process was ended {_how(status)}{hint}"
+    return f"the process ended {_how(status)} and no result"
+
+
+def draw(run: Path, *options: str) -> list[str]:
+    """Draw a run's tables and plots in a process of their own, since that takes 170 MB: the lines that harness.tables prints.
+
+    Its warnings go to standard error. Raises CrashError where something could not be drawn or written.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.tables", str(run.absolute()), *options],
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends it
+        preexec_fn=functools.partial(end_with, os.getpid()),
+    )
+    last = (done.stderr.splitlines() or [""])[-1]
+    if done.returncode:
+        raise CrashError(last.removeprefix("error: ") or f"the tables could not be drawn: {_reason(done.returncode)}")
+    print(done.stderr, end="", file=sys.stderr)
+    return done.stdout.splitlines()

@@ -136,5 +136,5 @@ def environment_package(name: str) -> Callable[[Mapping], Any]:
 def throttling(record: Mapping) -> list[str] | None:
     """Reasons for which the clocks were held down before or after a process; None where nobody looked."""
     states = [state for entry in record["clocks"] for state in (entry, *entry.values()) if isinstance(state, Mapping)]
-    seen = [state["throttle_reasons"] for state in states if "throttle_reasons" in state]
-    return list(dict.fromkeys(str(reason) for reasons in seen for reason in reasons or [])) if seen else None
+    seen = [state["throttle_reasons"] for state in states if state.get("throttle_reasons") is not None]
+    return list(dict.fromkeys(str(reason) for reasons in seen for reason in reasons)) if seen else None

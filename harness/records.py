@@ -15,12 +15,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.schema import SCHEMA, RecordError, is_name, number_or_null, validate
 
 MAX_BYTES = 4 * 1024**2
@@ -45,17 +45,17 @@ def path_of(run: str | os.PathLike, record: Mapping[str, Any]) -> Path:
     return Path(run) / "rows" / f"{record_name(record)}.json"
 
 
-def _cannot(path: str | os.PathLike, verb: str, error: OSError) -> UserError:
+def _cannot(path: str | os.PathLike, verb: str, error: OSError) -> str:
     what_to_do = "choose another folder with --out"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         what_to_do = f"free some space, or {what_to_do}"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         what_to_do = f"allow writing there, or {what_to_do}"
-    return UserError(f"{os.fspath(path)}: cannot be {verb} ({error.strerror or error}); {what_to_do}")
+    return f"{os.fspath(path)}: cannot be {verb} ({error.strerror or error}); {what_to_do}"
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Writes the file whole or not at all; UserError where the disk refuses it, and then an older file stays."""
+    """Writes the file whole or not at all; CrashError where the disk refuses it, and then an older file stays."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -69,7 +69,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
         with contextlib.suppress(OSError):  # the folder itself cannot be reached: the first error says why
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _cannot(path, "written", error) from error
+            raise CrashError(_cannot(path, "written", error)) from error
         raise
 
 
@@ -205,10 +205,10 @@ class Run:
 
     Attributes:
         path: the folder.
-        made: the outermost folder that had to be made for it; None where the run was there before.
+        made: the folders that had to be made for it, outermost first; none where the run was there before.
     """
 
-    def __init__(self, path: Path, lock: int, made: Path | None, borrowed: bool):
+    def __init__(self, path: Path, lock: int, made: Sequence[Path], borrowed: bool):
         self.path, self.made = path, made
         self._lock: int | None = lock
         self._borrowed = borrowed  # the lock is the parent's, who goes on holding it
@@ -227,9 +227,12 @@ class Run:
         return {"pass_fds": [self._lock], "env": {**os.environ, LOCK: str(self._lock)}}
 
     def discard(self) -> None:
-        """Removes the folder again, if it was made for this run and holds no record."""
+        """Removes the folder again, if it was made for this run and holds no record; then what was made above it, if empty."""
         if self.made and not has_records(self.path):
-            shutil.rmtree(self.made)
+            shutil.rmtree(self.path)
+            with contextlib.suppress(OSError):  # another run has come to stand there
+                for folder in reversed(self.made[:-1]):
+                    folder.rmdir()
 
     def close(self) -> None:
         """Lets go of the folder. The lock's file goes while the lock is still held, see _lock."""
@@ -252,7 +255,7 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
     run of another schema, holds something else, or is being written by another process.
     """
     path = Path(path)
-    made = next((folder for folder in [*reversed(path.parents), path] if not folder.exists()), None)
+    made = [folder for folder in [*reversed(path.parents), path] if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         names = sorted(name for name in os.listdir(path) if name != ".lock" and not name.endswith(".tmp"))
@@ -263,7 +266,7 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
         borrowed = _borrowed_lock(path)
         lock = _lock(path) if borrowed is None else borrowed
     except OSError as error:
-        raise _cannot(path, "used for results", error) from error
+        raise UserError(_cannot(path, "used for results", error)) from error
     run = Run(path, lock, made, borrowed is not None)
     try:
         for left in (file for pattern in LEFT_OVER for file in path.glob(pattern)):
@@ -275,7 +278,7 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
             (path / folder).mkdir(exist_ok=True)
     except OSError as error:
         run.close()
-        raise _cannot(path, "used for results", error) from error
+        raise UserError(_cannot(path, "used for results", error)) from error
     except UserError:
         run.close()
         raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 PEERS = "not installed: ./run_all.sh --peers"
+SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
 # framework: the packages (of harness.machine.PACKAGES) whose versions concern its own rows alone.
 FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
 
@@ -17,18 +18,23 @@ class Runtime(Protocol):
         name: of FRAMEWORKS.
         device, precision: as given to `make`.
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
+        tensor_type: the class of its tensors, those that a step is run on.
     """
 
     name: str
     device: str
     precision: str
     device_name: str
+    tensor_type: type
 
     def seed(self, seed: int) -> None:
         """Start the framework's own random numbers, such as dropout masks, anew."""
 
     def sync(self) -> None:
         """Return once everything launched on the device has ended."""
+
+    def on_device(self, tensor: Any) -> bool:
+        """Whether reading this one makes the host wait for the device; on a CPU, whether it would on a GPU."""
 
     def to_numpy(self, scalars: Sequence[Any]) -> Any:
         """What steps returned, [n], as a NumPy array on the host. Never inside a timed region."""
@@ -42,7 +48,8 @@ class Runtime(Protocol):
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
         """Run `function` and tell what ran.
 
-        {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host}.
+        {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host, in
+        copies of over SMALL_COPY bytes: a loop whose length is not known beforehand has its condition copied in every step}.
         """
 
     def environment(self) -> dict:

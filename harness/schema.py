@@ -177,6 +177,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "perplexity": _FIGURES,
     "fit_s": _NUMBER_OR_NULL,
     "epoch_s": ("a list of numbers", _list_of(_number)),
+    "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", _list_of(_warmup)),
 }
 RESULTS = ("step_ms", "throughput", "fit_s", "accuracy", "perplexity", "epoch_s")  # an "ok" row has one of them
@@ -201,11 +202,31 @@ def validate(record: Any, path: str | os.PathLike) -> dict:
     if record["status"] != "ok":
         if not record["reason"]:
             raise RecordError(path, "reason", "", f"why the row is {record['status']}")
-    elif (record["proof"] or {}).get("ok") is False:
-        raise RecordError(path, "status", "ok", "failed, since the row's proof failed")
+    elif not _proven(record["proof"]):
+        raise RecordError(path, "status", "ok", "failed, since the row has no proof that held")
     elif not any(record.get(key) for key in RESULTS):
         raise RecordError(path, "status", "ok", "a time or an accuracy in the record, or another status")
+    if _contradicts(record["step_ms"], record["blocks_ms"]):
+        raise RecordError(path, "step_ms", record["step_ms"], "what its blocks_ms come to")
     return record
+
+
+def _proven(proof: Mapping | None) -> bool:
+    """Whether there is a proof, and it held."""
+    return bool(proof) and proof.get("ok") is True and not proof.get("failed")
+
+
+def _contradicts(step: Mapping | None, blocks_ms: list[list[float]]) -> bool:
+    """Whether a step_ms with its processes or interval is not that of the blocks; without, an earlier commit's rule made it."""
+    if not step or not {"processes", "interval"} & step.keys():
+        return False
+    blocks = list(filter(None, blocks_ms))
+    if not blocks:
+        return True
+    known, found = ({**s, "interval": s.get("interval") or (0.0, 0.0)} for s in (step, intervals.step_of(blocks)))
+    figures = [(known[key], found[key]) for key in ("median", "min", "max", "processes") if key in known]
+    figures += zip(known["interval"], found["interval"], strict=True)
+    return not all(math.isclose(*pair, rel_tol=1e-9) for pair in figures)
 
 
 def new_record(*, benchmark: str, row: str, mode: str, device: str, precision: str, config: dict, **rest: Any) -> dict:
@@ -229,7 +250,8 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
     part: any of the record's keys, where `blocks_ms` is this process's list (ms per batch, one per block), and
     `items_per_batch` with `unit` (such as 128, "sequences/s") from which throughput is computed anew.
     Blocks, clocks, warm-ups and notes of all processes are kept, errors and memory are the worst of all; losses, the first call
-    and everything else are those of the first process that has them. A process that failed makes the row failed.
+    and everything else are those of the first process that has them. A process that failed, or has no proof that held, makes
+    the row failed.
     """
     known = RULES.keys() | OPTIONAL.keys() | {"items_per_batch", "unit"}
     if part.keys() - known:
@@ -251,9 +273,12 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
     if STATUSES.index(part.get("status", "ok")) > STATUSES.index(record["status"]):
         reason = part.get("reason") or (merged["proof"] or {}).get("reason") or "the process gave no reason"
         merged["status"], merged["reason"] = part["status"], " ".join(reason.split())
-    elif merged["status"] == "ok" and (merged["proof"] or {}).get("ok") is False:
+    elif merged["status"] == "ok" and not part.get("proof"):
+        merged["status"], merged["reason"] = "failed", "not proven: the process gave no proof"
+    elif merged["status"] == "ok" and not _proven(merged["proof"]):
         merged["status"] = "failed"
-        merged["reason"] = merged["proof"].get("reason") or f"proof failed: {', '.join(merged['proof']['failed'])}"
+        failed = ", ".join(merged["proof"]["failed"]) or "it does not say that it held"
+        merged["reason"] = merged["proof"]["reason"] or f"proof failed: {failed}"
     return merged
 
 
@@ -289,6 +314,12 @@ def timed_by_process(record: dict) -> dict:
     if record["share_of_matmul"] is not None:
         timed["share_of_matmul"] = record["share_of_matmul"] * faster
     return timed
+
+
+def without_results(record: dict) -> dict:
+    """The record of a row that failed after some of its processes: without their times, which nothing proves any more."""
+    kept = {key: value for key, value in record.items() if key in RULES or key not in RESULTS}
+    return {**kept, "blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
 
 
 def _largest(peaks: Iterable[Mapping | None]) -> dict | None:

@@ -4,8 +4,9 @@
     python -m harness.suite --only=mnist,ptb --rows=keras,keras_cudnn --out=results/mine
     python -m harness.suite --units=128 --timed-batches=50    # constants of the scripts' headers
 
-Each script of benchmarks/ is a child process. Exit status: 0 everything ran (rows may be skipped), 1 a row failed or a
-script crashed, 2 wrong input, 130 Ctrl-C. Only the standard library is imported until the first benchmark starts.
+Each script of benchmarks/ is a child process. Exit status: 0 everything ran (rows may be skipped), 1 a row failed, a
+script crashed or a file could not be written, 2 wrong input, 130 Ctrl-C. Only the standard library is imported until the
+first benchmark starts.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, options, processes, records
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.located import locate
 from harness.options import Header, Options
@@ -188,7 +189,11 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         if status == 2:
             held.discard()
     if status != 2:
-        report(out, {job.name for job in jobs})
+        try:
+            report(out, {job.name for job in jobs})
+        except CrashError as error:
+            failed.append(f"error: {error}")
+            status = 1
     for line in failed:
         say(line)
     return status
@@ -240,16 +245,14 @@ def _shown(path: Path) -> str:
 
 def report(out: Path, ran: set[str]) -> None:
     """Draw the run's pages; print the headline tables, what ran on embedded data, and where the pages are."""
-    from harness import provenance, tables
+    from harness import provenance
 
-    pages, problems = tables.render(out)
-    say("\n" + tables.headline(out))
+    *headline, pages = "\n".join(processes.draw(out, "--headline")).split("\n\n")
+    say("\n" + "\n\n".join(headline) + "\n")
     embedded = {record["benchmark"]: record for record in records.read_run(out)[0] if provenance.is_embedded(record)}
     for name in sorted(ran & embedded.keys()):
         say(f"{name} ran on embedded data, not on the real set: {provenance.data_of(embedded[name])}")
-    for problem in problems:
-        say(f"warning: {problem}")
-    say("tables:\n" + "\n".join(f"  {_shown(page)}" for page in pages))
+    say("tables:\n" + "\n".join(f"  {_shown(Path(page))}" for page in pages.splitlines()))
 
 
 def help_text(headers: Mapping[str, Header]) -> str:
@@ -311,7 +314,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = BENCHMARKS) -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, CrashError) else 2
     except Interrupted as interrupted:
         return interrupted.status
 

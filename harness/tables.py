@@ -2,6 +2,7 @@
 
     python -m harness.tables results/RUN                        # every page and plot of the run
     python -m harness.tables results/RUN --readme README.md     # and the headline tables between README's markers
+    python -m harness.tables results/RUN --headline             # and prints the headline tables, above the files' names
 
 A layout (layout/<benchmark>.json, written by the benchmark script) holds `title`, `question`, `rows` {row: what it is},
 `tables`, `footnotes`, `extra_rows`, `headline` {"table": index, "columns": [headings]} and `ours` [rows]. A table is
@@ -185,11 +186,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--readme", metavar="FILE", help="also put the headline tables between the markers of this file"
     )
+    parser.add_argument("--headline", action="store_true", help="also print the headline tables, first")
     options = parser.parse_args(arguments)
     try:
         written, problems = render(options.run)
         if options.readme:
             put_into_readme(options.run, options.readme)
+        if options.headline:
+            print(headline(options.run))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

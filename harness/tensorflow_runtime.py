@@ -11,6 +11,7 @@ import numpy as np
 
 from harness import cuda_libraries
 from harness.errors import UserError
+from harness.runtimes import SMALL_COPY
 
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
@@ -29,11 +30,14 @@ class TensorFlowRuntime:
     def __init__(self, device: str, precision: str, threads: int) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        # TensorFlow imports JAX where it is installed: should that ever open the GPU, it does not take three quarters of it.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         os.environ["KERAS_BACKEND"] = "tensorflow"
         import tensorflow as tf
 
         self.device, self.precision, self._tf = device, precision, tf
         self.device_name = "/GPU:0" if device == "gpu" else "/CPU:0"
+        self.tensor_type = tf.__internal__.EagerTensor
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
         if device == "gpu" and not tf.config.list_physical_devices("GPU"):
@@ -48,6 +52,12 @@ class TensorFlowRuntime:
     def sync(self) -> None:
         """Return once everything launched on the device has ended."""
         self._tf.test.experimental.sync_devices()
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU all but int32, which TensorFlow keeps on the host everywhere."""
+        if self.device == "gpu":
+            return "GPU" in tensor.backing_device
+        return tensor.dtype != self._tf.int32
 
     def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
         """What steps returned, [n], on the host. Never inside a timed region."""
@@ -65,7 +75,7 @@ class TensorFlowRuntime:
         """Run `function` under TensorFlow's profiler and tell what ran.
 
         Returns:
-            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}.
+            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}.
             Eager ops count as "eager:<type>". Of a graph, on a GPU every op that launched a kernel counts once; on a CPU,
             where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
             profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
@@ -154,9 +164,12 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> int:
 
 
 def bytes_to_host(details: str) -> int:
-    """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:40 …"."""
+    """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:400 …".
+
+    0 for one of at most SMALL_COPY bytes.
+    """
     found = re.search(r"kind_src:device kind_dst:(?:pinned|pageable|host)\b.*\bsize:(\d+)", details)
-    return int(found[1]) if found else 0
+    return int(found[1]) if found and int(found[1]) > SMALL_COPY else 0
 
 
 def _count_traced(ops: Counter, prefix: str) -> None:

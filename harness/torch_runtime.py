@@ -13,6 +13,7 @@ import numpy as np
 
 from harness import cuda_libraries
 from harness.errors import UserError
+from harness.runtimes import SMALL_COPY
 
 # Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
 RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
@@ -34,10 +35,13 @@ class TorchRuntime:
     def __init__(self, device: str, precision: str, threads: int) -> None:
         # What Inductor compiled in an earlier process would make the first call of this one look cheap.
         os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+        # Keras on PyTorch may import TensorFlow, and that JAX, which would take three quarters of a GPU once it opens it.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import torch
 
         self.device, self.precision, self._torch = device, precision, torch
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
+        self.tensor_type = torch.Tensor
         torch.set_num_threads(threads)
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         matmul = torch.backends.cuda.matmul
@@ -59,6 +63,10 @@ class TorchRuntime:
         """Return once everything launched on the device has ended."""
         if self.device == "gpu":
             self._torch.cuda.synchronize()
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU every one."""
+        return self.device == "cpu" or tensor.device.type != "cpu"
 
     def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
         """What steps returned, [n], on the host. Never inside a timed region."""
@@ -84,7 +92,7 @@ class TorchRuntime:
         """Run `function` under PyTorch's profiler and tell what ran.
 
         Returns:
-            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied to the host}. Ops
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops
             count once per call, by the names under which PyTorch runs them: "aten::lstm" and, inside it,
             "aten::_cudnn_rnn"; nodes of the backward pass such as "AddmmBackward0"; a compiled region as "Torch-Compiled
             Region: …" and "CompiledFunction". The replay of a CUDA graph runs kernels and no op: it counts as
@@ -117,14 +125,15 @@ class TorchRuntime:
 
 
 def _bytes_to_host(profile: object) -> int:
-    """Of all copies from the device to the host; only the trace that PyTorch writes holds their sizes."""
+    """Of all copies to the host of over SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
     with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
         path = os.path.join(folder, "trace.json")
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
     copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy DtoH")]
-    return sum(event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {}))
+    sizes = [event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {})]
+    return sum(size for size in sizes if size > SMALL_COPY)
 
 
 def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:

@@ -40,13 +40,13 @@ def language_model(
 
 
 def _check_words(batches: Batches, vocabulary: int) -> None:
-    """A GPU reads beyond its table without an error: an id that is too large has to be found before."""
+    """A GPU reads beyond its table without an error: an id that is too large is found here. Targets of -1 are padding."""
     for number, batch in enumerate(batches):
-        for name, ids in zip(("token", "target"), batch, strict=True):
+        for name, ids, least in zip(("token", "target"), batch, (0, -1), strict=True):
             for word in (ids.min(), ids.max()):
-                if not 0 <= word < vocabulary:
+                if not least <= word < vocabulary:
                     raise ValueError(
-                        f"batch {number}: {name} {word} given, expected 0 to {vocabulary - 1}, the vocabulary"
+                        f"batch {number}: {name} {word} given, expected {least} to {vocabulary - 1}, the vocabulary"
                     )
 
 

@@ -7,8 +7,8 @@ from unittest import mock
 import numpy as np
 
 from harness import host_reads
-from harness.measurement import timed_of
-from harness.proof import CURVE_STEPS, UPDATE_STEPS, Kernel, Proof
+from harness.measurement import handed_to_fit, timed_of
+from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.tensorflow_runtime import TensorFlowRuntime
 from models import expected, fit_rows, stacks, weights
 from models.reference_networks import SGD, Adam
@@ -113,7 +113,7 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
     elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
     kernel = kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else kernel
-    with host_reads.counted() as reads:
+    with host_reads.counted(runtime) as reads:
         loss = step(batches[0])
     profile = runtime.profile(lambda: step(batches[0]))
     proof.stays_on_device(loss, len(reads), profile["to_host_bytes"])
@@ -167,7 +167,7 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     proof.training(trial, classifier_reference())
     trial.timed_steps(1)
     profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
-    proof.copies(profile["to_host_bytes"])
+    proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + handed_to_fit(trial, BATCH))
     proof.what_ran(profile, kernel, runtime.device)
     proof.callable(trial.unproven())
     return proof

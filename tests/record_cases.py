@@ -4,7 +4,7 @@ from harness import schema
 
 
 def make(**changes):
-    """An "ok" record with a step time, so that it validates."""
+    """An "ok" record with a step time and a proof, so that it validates."""
     given = dict(
         benchmark="ptb",
         row="keras",
@@ -14,5 +14,6 @@ def make(**changes):
         config={"CONFIG": "small", "UNITS": 200},
         blocks_ms=[[10.0, 11.0]],
         step_ms={"median": 10.5, "min": 10.0, "max": 11.0},
+        proof={"ok": True, "outputs_err": 1e-6},
     )
     return schema.new_record(**{**given, **changes})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from harness.proof import CURVE_STEPS, LAG_LIMIT_S, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 
 SHAPES = {
     "embedding": (11, 4),
@@ -86,7 +86,7 @@ class FakeRow:
         self.profile = {kind: dict(found) for kind, found in PROFILE.items()}
         self.kernel, self.device = KERNEL, "gpu"
         self.loss, self.reads, self.copied, self.copied_in_fit = object(), 0, TO_HOST_LIMIT, 0
-        self.lag_s = [1.0, LAG_LIMIT_S]  # another process came between in the first block
+        self.lag_s, self.lag_limit_s = [1.0, 0.004], [0.003, 0.004]  # another process came between in the first block
         self.steps = 1  # what ran before the proof
 
     def restore(self):
@@ -123,9 +123,9 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.stack(row, row.alone_losses, REFERENCE)
     proof.training(row, REFERENCE)
     proof.callable(row.unproven())
-    proof.clock(row.lag_s)
+    proof.clock(row.lag_s, row.lag_limit_s)
     proof.stays_on_device(row.loss, row.reads, row.copied)
-    proof.copies(row.copied_in_fit)
+    proof.copies(row.copied_in_fit, 5 * TO_HOST_LIMIT)
     proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
     proof.what_ran(row.profile, row.kernel, row.device)
     return proof.record()
@@ -213,13 +213,13 @@ MISTAKES = {
         lambda r: vars(r).update(dropout=True, blocks=[np.append(k * r.losses, np.full(200, 1.5)) for k in (1, 4)]),
     ),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
-    "a clock too early": ("clock", ["clock"], lambda r: r.lag_s.append(1.01 * LAG_LIMIT_S) or r.lag_s.pop(1)),
-    "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan])),
+    "a clock too early": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [0.0031, 0.0041])),
+    "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan] * 2)),
     "a float for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", 2.4)),
     "an array for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", LOSSES[:1])),
     "a loss that was read": ("stays_on_device", ["host"], lambda r: setattr(r, "reads", 1)),
     "a copy in a step": ("stays_on_device", ["host"], lambda r: setattr(r, "copied", TO_HOST_LIMIT + 1)),
-    "a copy in fit": ("copies", ["host"], lambda r: setattr(r, "copied_in_fit", TO_HOST_LIMIT + 1)),
+    "a copy in fit": ("copies", ["host"], lambda r: setattr(r, "copied_in_fit", 5 * TO_HOST_LIMIT + 1)),
     "an op missing": ("what_ran", ["kernel"], lambda r: r.profile["ops"].pop("MatMul")),
     "an op twice": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(Softmax=2)),
     "a forbidden op": ("what_ran", ["kernel"], lambda r: r.profile["ops"].update(CudnnRNNV3=1)),

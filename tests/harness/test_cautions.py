@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import cautions, tables
+from harness.provenance import throttling
 from harness.rounds import BUDGET_NOTE
 from tests.table_cases import LAYOUT, lines_of, make, page_of
 
@@ -95,7 +96,7 @@ CASES = {
         ({"clocks": [state(gpu_processes=1), state(1, gpu_processes=3)]}, "**Another process on the GPU", "2"),
         ({"clocks": [state(when="start", gpu_processes=2), state()]}, "", ""),  # gone before anything was timed
         ({"clocks": [state(gpu_processes=None)]}, "", ""),
-        ({"clocks": [state(gpu_processes=0)]}, "", ""),  # a container that hides every process
+        ({"clocks": [state(gpu_processes=0)]}, "", ""),  # of an earlier commit, in a container that hides every process
     ],
     "low_clock": [
         ({"clocks": [state(), state(1, sm_mhz=1755)]}, "**SM clock under its maximum", "1755 of 1980 MHz"),
@@ -105,6 +106,7 @@ CASES = {
     "throttled": [
         ({"clocks": [state(throttle_reasons=["hardware slowdown"])]}, "**Clocks throttled", "hardware slowdown"),
         ({"clocks": [state()]}, "", ""),
+        ({"clocks": [state(throttle_reasons=None)]}, "", ""),
     ],
     "hot": [
         ({"clocks": [state(temperature_c=60), state(1, temperature_c=81)]}, "**Temperature over 80", "81 °C"),
@@ -122,6 +124,11 @@ CASES = {
 def given(row="keras", blocks_ms=QUIET, clocks=(), **changes):
     record = make(row, **changes)
     return {**record, "blocks_ms": blocks_ms, "clocks": list(clocks)}
+
+
+@pytest.mark.parametrize(("reasons", "told"), [(None, None), ([], []), (["hardware slowdown"], ["hardware slowdown"])])
+def test_nobody_says_that_clocks_were_not_throttled_where_nvml_could_not_tell(reasons, told):
+    assert throttling(given(clocks=[state(throttle_reasons=reasons)])) == told
 
 
 def test_every_warning_has_cases_in_which_it_is_given_and_in_which_it_is_not():

@@ -18,7 +18,7 @@ class FakeDevice:
 
     def __init__(self, batch_s, restore_s: float = 0.0):
         self.now, self.batch_s, self.restore_s, self.calls, self.steps = 100.0, batch_s, restore_s, [], 0
-        self.read_s = 0.03
+        self.read_s = 0.001
 
     def perf_counter(self):
         self.calls.append("clock")
@@ -101,7 +101,33 @@ def test_device_is_synchronised_around_a_block_and_never_inside(monkeypatch):
 
 def test_reading_a_loss_behind_the_clocks_stop_is_timed_and_no_part_of_the_block(monkeypatch):
     found, _ = timed(monkeypatch, 0.02)
-    assert found.lag_s == pytest.approx([0.03] * 3) and found.ms == pytest.approx([20.0] * 3)
+    assert found.lag_s == pytest.approx([0.001] * 3) and found.ms == pytest.approx([20.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("block_s", "limit_s"), [(0.0, 0.02), (0.099, 0.02), (0.1, 0.002), (0.2, 0.002), (0.25, 0.0025), (3.0, 0.03)]
+)
+def test_lag_may_be_a_percent_of_the_block_and_has_a_floor(block_s, limit_s):
+    assert clocks.lag_limit(block_s) == pytest.approx(limit_s)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "late", "lags"), [(1, 0, 1), (1, 1, 2), (1, 9, 3), (2, 1, 2), (2, 2, 3), (3, 9, 3), (4, 9, 4)]
+)
+def test_blocks_that_are_late_are_followed_by_more_whose_lags_alone_count(monkeypatch, blocks, late, lags):
+    """`late`: how many blocks from the first on are."""
+    seen, read = [], FakeDevice.read
+
+    def reading(self, loss):
+        self.read_s = 0.011 if len(seen) < late else 0.009  # of a block of 1 s
+        seen.append(loss)
+        read(self, loss)
+
+    monkeypatch.setattr(FakeDevice, "read", reading)
+    found, _ = timed(monkeypatch, 0.02, blocks=blocks)
+    assert len(found.lag_s) == len(found.lag_limit_s) == lags
+    assert found.lag_limit_s == pytest.approx([0.01] * lags)
+    assert len(found.ms) == len(found.losses) == blocks and found.ms == pytest.approx([20.0] * blocks)
 
 
 def test_warm_up_comes_first_in_windows_that_begin_like_a_block(monkeypatch):

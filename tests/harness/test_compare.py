@@ -223,14 +223,11 @@ def test_a_process_without_blocks_is_none(compared):
             "skipped: needs an NVIDIA GPU",
         ),
         (make(status="failed", reason="proof failed: update"), "failed: proof failed: update"),
-        (make(proof=None), "not proven"),
         (make("torch_lstm"), "no such row"),
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_row_that_failed_or_was_skipped_or_not_proven_or_is_missing_is_listed_and_not_compared(
-    compared, when, record, reason
-):
+def test_a_row_that_failed_or_was_skipped_or_is_missing_is_listed_and_not_compared(compared, when, record, reason):
     runs = {"before": four(), "after": four(), when: [record, *four()[1:]]}
     _, markdown, errors, found = compared(runs["before"], runs["after"])
     assert f"{when}: {reason}" in section(markdown, "Not compared") and not row_of(section(markdown, "Rows"), "keras")
@@ -381,6 +378,51 @@ def test_fail_if_slower_is_exit_status_1_where_the_ratio_of_a_slower_row_is_beyo
     assert errors.startswith("slower by over 5 %: ptb.small.keras.train.cpu.fp32: 1.") if expected else errors == ""
 
 
+FAILED = dict(status="failed", reason="out of memory", blocks_ms=[], step_ms=None, proof=None)
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [(make(**FAILED), "after: failed: out of memory"), (None, "after: no such row")],
+    ids=["failed", "missing"],
+)
+def test_a_row_that_was_ok_and_is_lost_fails_the_gate_by_name(compared, after, reason):
+    rows = [*([after] if after else []), *four()[1:]]
+    status, _, errors, found = compared(four(), rows, "--fail-if-slower=50%")
+    assert status == 1 and f"lost: ptb.small.keras.train.cpu.fp32: {reason}\n" in errors
+    assert found["lost"] == ["ptb.small.keras.train.cpu.fp32"] and found["too_slow"] == []
+    assert compared(four(), rows)[0] == 0, "without the gate it is a warning"
+    assert compared(rows, four(), "--fail-if-slower=50%")[0] == 0, "it runs now"
+    skipped = make(**{**FAILED, "status": "skipped"})
+    assert compared(four(), [skipped, *four()[1:]], "--fail-if-slower=50%")[0] == 0
+
+
+def test_a_gate_behind_which_every_row_is_lost_does_not_pass(compared):
+    status, _, errors, _ = compared([make()], [make(**FAILED)], "--fail-if-slower=5%")
+    assert status == 1 and "lost: " in errors
+
+
+def test_rows_that_the_gate_cannot_judge_are_counted(compared):
+    _, _, errors, _ = compared([make(processes=4), *four()[1:]], four(), "--fail-if-slower=5%")
+    assert errors == "warning: 1 rows cannot be judged, 3 were; see the tables\n"
+
+
+def test_rows_that_are_not_compared_share_a_line_per_reason(compared):
+    before = [make(row, mode=mode) for row in ("a", "b") for mode in ("train", "forward")]
+    _, markdown, _, found = compared(
+        [*before, make(**FAILED)], [make("c", precision="fp16"), make("c", benchmark="mnist")]
+    )
+    lines = section(markdown, "Not compared").rstrip().splitlines()[2:]
+    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert told == [
+        ["ptb small cpu fp32: a (forward, train), b (forward, train)", "after: no such row"],
+        ["ptb small cpu fp32: keras (train)", "before: failed: out of memory; after: no such row"],
+        ["mnist small cpu fp32: c (train)", "before: no such row"],
+        ["ptb small cpu fp16: c (train)", "before: no such row"],
+    ]
+    assert len(found["rows"]) == 7
+
+
 def test_a_row_slower_by_chance_alone_does_not_fail(compared):
     times = [7.0, 9.0, 10.0, 12.0, 15.0]
     before, after = ([make(blocks_ms=[[factor * ms] for ms in times])] for factor in (1, 1.2))
@@ -432,6 +474,13 @@ def test_half_a_record_is_refused_with_its_name(tmp_path, capsys, part):
     assert torn.name in refused(capsys, good, other)
     (Path(other) / "rows" / "ptb.small.block_fused.train.cpu.fp32.json").write_text("{")
     assert "(and 1 more files)" in refused(capsys, good, other)
+
+
+def test_a_record_without_a_proof_that_held_is_refused(tmp_path, capsys):
+    good, other = run_of(tmp_path / "good", *four()), run_of(tmp_path / "other", *four())
+    path = Path(other) / "rows" / "ptb.small.keras.train.cpu.fp32.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "proof": None}))
+    assert "no proof that held" in refused(capsys, good, other)
 
 
 def test_a_run_of_another_schema_is_refused(tmp_path, capsys):

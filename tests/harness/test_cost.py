@@ -113,6 +113,31 @@ def test_parent_takes_less_than_100_mb_while_its_rows_run(stub):
     assert not [name for name in loaded if "tensorflow" in name or "torch" in name or "multiarray" in name]
 
 
+# The script as a user runs it, and at its end the most memory that this process ever had (VmHWM: since it was started).
+WHOLE_RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    heavy = {"numpy", "pandas", "matplotlib", "tensorflow", "torch"} & sys.modules.keys()
+    print("peak", peak, *sorted(heavy), file=sys.stderr)
+"""
+
+
+def test_parent_takes_less_than_100_mb_to_the_end_of_its_run(stub):
+    shutil.copytree(run_of_100_rows(stub.folder / "committed"), stub.out)
+    command = [sys.executable, "-c", WHOLE_RUN, str(stub.script), *stub.arguments("--rows=first,second")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list(stub.out.glob("*.png"))) >= 5 and (stub.out / "stub.md").is_file(), (
+        "the tables of all rows were drawn"
+    )
+    word, peak, *heavy = done.stderr.splitlines()[-1].split()
+    assert word == "peak" and heavy == [] and 10e6 < 1024 * int(peak) < 100e6
+
+
 def processor_s(command: list, tries: int, **keywords) -> float:
     """The least user and system seconds of a command and its children."""
     taken = []
@@ -140,6 +165,7 @@ def test_list_takes_less_than_half_a_second(command):
 def run_of_100_rows(folder: Path) -> Path:
     """The largest committed run, cut or filled up to 100 rows of figures; every one of its benchmarks is in it."""
     run = max(PROJECT.glob("results/*/"), key=lambda path: len(list((path / "rows").glob("*.json"))))
+    folder.mkdir(exist_ok=True)
     shutil.copytree(run / "layout", folder / "layout")
     shutil.copy(run / "run.json", folder)
     (folder / "rows").mkdir()

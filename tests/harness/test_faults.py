@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import child, machine, records, suite
+from harness import child, intervals, machine, records, suite
 from harness.errors import UserError
 from tests.harness.test_suite import HEADER, NAMES
 
@@ -116,11 +116,12 @@ def test_a_folder_that_becomes_read_only_ends_the_run_in_one_line_and_keeps_what
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
-        assert stub.main("--rows=first,second,third") == 2
+        assert stub.main("--rows=first,second,third") == 1
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(told) == 1 and "Read-only file system" in told[0] and "allow writing there" in told[0]
     found, problems = records.read_run(stub.out)
     assert problems == [] and {record["row"] for record in found} == {"first"} and not list(stub.out.rglob("*.tmp"))
+    assert "| first " in (stub.out / "stub.md").read_text(), "what there is is drawn"
     stub.starts()
     assert stub.main("--rows=first,second,third", "--resume") == 0
     assert stub.rows_started() == ["second 0", "third 0"]
@@ -148,7 +149,7 @@ def test_a_clock_that_is_set_back_between_processes_changes_dates_and_nothing_el
     for mode in ("forward", "train"):
         first, set_back = stub.record("first", mode), stub.record("clock_set_back", mode)
         assert set_back["environment"].pop("date").startswith("2026-01-09"), "the first process's"
-        assert {**set_back, "row": "first"} == first
+        assert {**set_back, "row": "first", "spent_s": first["spent_s"]} == first
     stub.starts()
     assert stub.main("--processes=3", "--rows=first,clock_set_back", "--resume") == 0
     assert stub.rows_started() == []
@@ -324,6 +325,49 @@ def test_the_suite_leaves_no_folder_behind_when_its_first_script_refuses_its_inp
     assert not out.parent.exists()
 
 
+FILLS = """
+import sys
+from pathlib import Path
+from harness import benchmark, records
+from harness.errors import CrashError
+if "--list" in sys.argv:
+    sys.exit(print("keras   vanilla"))
+with open(Path(__file__).with_name("told"), "a") as file:
+    file.write(Path(__file__).stem + "\\n")
+if Path(__file__).stem == "mnist":
+    out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    benchmark._Parent = lambda *_: benchmark
+    benchmark.run = lambda: records.write_bytes(out + "/x.json", bytes(2000))
+    sys.exit(benchmark.main(None, []))
+"""
+
+
+def test_a_full_disk_in_one_script_leaves_the_others_running_and_the_tables_drawn(scripts, capfd):
+    for name in NAMES:
+        header = HEADER.format(config="small", configs='{"small": {"UNITS": 8}}', more="")
+        (scripts / f"{name}.py").write_text(header + FILLS)
+    out = scripts.parent / "out"
+    assert suite.main(["--only=mnist,synthetic", "--device=cpu", f"--out={out}"], scripts) == 1
+    assert (scripts / "told").read_text().split() == ["mnist", "synthetic"]
+    told = capfd.readouterr()
+    assert "mnist: ended with status 1; see above" in told.out and (out / "README.md").is_file()
+    assert told.err.count("error: ") == 1 and "x.json: cannot be written (File too large); free some space" in told.err
+
+
+def test_tables_that_do_not_fit_on_the_disk_are_status_1_and_one_line(scripts, capfd):
+    out = scripts.parent / "out"
+    with records.open_run(out):
+        (out / "README.md").mkdir()  # the nearest thing to a disk that refuses this file
+    assert suite.main(["--only=mnist", "--device=cpu", f"--out={out}"], scripts) == 1
+    told = capfd.readouterr()
+    assert (
+        told.out.rstrip().splitlines()[-1].startswith(f"error: {out / 'README.md'}: cannot be written (Is a directory)")
+    )
+    assert "Traceback" not in told.err
+
+
 @pytest.mark.parametrize("ask", [suite.main, suite.check])
 def test_the_suite_refuses_a_gpu_that_is_not_there_before_anything_is_written(scripts, capfd, monkeypatch, ask):
     monkeypatch.setattr(suite, "has_gpu", lambda: False)
@@ -348,6 +392,7 @@ def test_a_row_that_was_killed_between_its_modes_is_measured_anew(stub):
     assert stub.main("--processes=2", "--rows=first,second") == 0
     record = stub.record("first")
     record["blocks_ms"] = record["blocks_ms"][:1]
+    record["step_ms"] = intervals.step_of(record["blocks_ms"])
     records.write_record(stub.out, record)
     stub.starts()
     assert stub.main("--processes=2", "--rows=first,second", "--resume") == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness import clocks, measurement, references, runtimes
-from harness.proof import LAG_LIMIT_S, TO_HOST_LIMIT, Proof
+from harness.proof import TO_HOST_LIMIT, Proof
 from models import expected, stacks
 from tests import cases, jax_cases, torch_cases
 from tests.harness.test_planted_mistakes import MISTAKES
@@ -193,7 +193,7 @@ class Pending(SimpleNamespace):
 def test_clock_that_stops_before_the_device_does_is_failed(parts_of, monkeypatch, waits):
     model, made = tensorflow_trial()
     monkeypatch.setattr(clocks, "WINDOW_S", 1e-4)  # of steps that seem to take no time, many fill a window
-    queue = Queue(model, takes_s=2 * LAG_LIMIT_S)
+    queue = Queue(model, takes_s=2 * clocks.SHORT_LAG_LIMIT_S)
     runtime = type(cases.make_runtime("cpu", "fp32"))
     monkeypatch.setattr(runtime, "sync", lambda self: queue.wait() if waits else None)
     profile = runtime.profile
@@ -203,11 +203,16 @@ def test_clock_that_stops_before_the_device_does_is_failed(parts_of, monkeypatch
 
 
 def test_noise_in_one_block_is_no_unfinished_work_and_a_nan_is_no_excuse():
-    for lags, fails in (([0.0, 5.0], False), ([LAG_LIMIT_S, LAG_LIMIT_S], False), ([1.1 * LAG_LIMIT_S, 1.0], True)):
+    for lags, fails in (
+        ([0.0, 5.0], False),
+        ([0.01, 0.003], False),
+        ([0.011, 0.0031], True),
+        ([0.0031, 0.0031], False),
+    ):
         proof = Proof("fp32")
-        proof.clock(lags)
-        assert list(proof.failures) == ["clock"] * fails
-    proof.clock([float("nan")])
+        proof.clock(lags, [0.01, 0.003])
+        assert list(proof.failures) == ["clock"] * fails, lags
+    proof.clock([float("nan")], [0.01])
     assert "clock" in proof.failures
 
 
@@ -240,6 +245,19 @@ def test_step_that_brings_its_logits_to_the_host_is_failed(parts_of, framework):
     assert "host: a step reads a tensor to the host" in parts["train"]["reason"]
 
 
+@pytest.mark.parametrize("framework", TRIALS)
+def test_step_that_looks_for_a_nan_on_the_host_is_failed(parts_of, framework):
+    trial, made = TRIALS[framework]()
+    step = trial.forward
+
+    def looking(batch):
+        loss = step(batch)
+        return None if bool(loss != loss) else loss
+
+    trial.forward = looking
+    assert failed(parts_of(trial, framework, evidence_of(made), ["forward"])["forward"]) == {"host"}
+
+
 @pytest.mark.parametrize(
     "way", [float, lambda loss: loss.numpy(), lambda loss: np.frombuffer(memoryview(loss), np.float32)]
 )
@@ -257,7 +275,7 @@ def test_step_that_returns_its_loss_as_a_number_is_failed(parts_of, way):
 @pytest.mark.parametrize(("copied", "fails"), [(0, False), (TO_HOST_LIMIT, False), (TO_HOST_LIMIT + 1, True)])
 def test_copies_that_the_profiler_saw_fail_the_row_from_a_kilobyte_on(copied, fails):
     proof = Proof("fp32")
-    proof.copies(copied)
+    proof.copies(copied, TO_HOST_LIMIT)
     assert list(proof.failures) == ["host"] * fails
 
 

@@ -21,12 +21,13 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self, gpus: int = 1, text=str):
-        self.gpus, self.text, self.reasons, self.opened, self.asked = gpus, text, 0, 0, 0
+        self.gpus, self.text, self.reasons, self.opened, self.asked, self.sessions = gpus, text, 0, 0, 0, 0
         self.utilisation = [0]
         self.own_memory = []
 
     def nvmlInit(self):
         self.opened += 1
+        self.sessions += 1
 
     def nvmlShutdown(self):
         self.opened -= 1
@@ -129,12 +130,62 @@ def test_facts_of_a_machine_without_a_gpu(no_nvml, fresh_facts):
 
 
 def test_processes_on_the_gpu_are_counted_once_each_and_not_by_their_numbers(nvml):
-    assert machine.gpu_processes() == 0
-    outside = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in (4_000_001, 4_000_002, 4_000_001)]
-    nvml.own_memory = outside
+    listed = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in (os.getpid(), 4_000_002, os.getpid())]
+    nvml.own_memory = listed
     assert machine.gpu_processes() == machine.gpu_state()["gpu_processes"] == 2
     nvml.gpus = 0
     assert machine.gpu_processes() is None
+
+
+@pytest.mark.parametrize("listed", [[], [4_000_001], [4_000_001, 4_000_002]])
+def test_processes_are_unknown_where_nvml_does_not_list_this_one(nvml, listed):
+    nvml.own_memory = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in listed]
+    assert machine.gpu_processes() is None and machine.gpu_state()["gpu_processes"] is None
+
+
+def test_state_is_of_one_session_with_nvml(nvml):
+    assert machine.gpu_state() and nvml.sessions == 1
+
+
+QUERIES = {
+    "nvmlDeviceGetCurrentClocksThrottleReasons": {"throttle_reasons"},
+    "nvmlDeviceGetClockInfo": {"sm_mhz", "memory_mhz"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_max_mhz"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetComputeRunningProcesses": {"gpu_processes"},
+}
+
+
+def refuse(*_):
+    raise RuntimeError("Not Supported")
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_query_that_nvml_refuses_is_none_and_the_others_are_told(nvml, query):
+    nvml.own_memory = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
+    setattr(nvml, query, refuse)
+    assert {key for key, value in machine.gpu_state().items() if value is None} == QUERIES[query]
+
+
+def test_gpu_that_refuses_whatever_is_asked_of_it_stops_nobody(nvml, fresh_facts, monkeypatch):
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.001)
+    others = (
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetName",
+        "nvmlSystemGetDriverVersion",
+    )
+    for query in (*QUERIES, *others):
+        setattr(nvml, query, refuse)
+    assert set(machine.gpu_state().values()) == {None} and machine.gpu_count() == 1
+    assert machine.gpu_memory_used() is None and machine.gpu_name() is None and machine.facts("gpu")["gpu"] is None
+    with machine.UtilisationSampler() as sampler:
+        time.sleep(0.02)
+        assert sampler._thread.is_alive()
+    assert sampler.percent is None
+    nvml.nvmlDeviceGetHandleByIndex = refuse
+    assert machine.gpu_state() is None
 
 
 def test_gpu_state_holds_clocks_temperature_and_power_in_their_units(nvml):
@@ -145,7 +196,7 @@ def test_gpu_state_holds_clocks_temperature_and_power_in_their_units(nvml):
         "temperature_c": 41,
         "power_w": 244,
         "throttle_reasons": [],
-        "gpu_processes": 0,
+        "gpu_processes": None,  # this process has not used it yet
     }
 
 
@@ -273,6 +324,30 @@ def test_commit_is_dirty_for_a_changed_source_but_not_for_results(tmp_path, monk
     assert machine.commit() == clean
     (tmp_path / "source.py").write_text("new")
     assert machine.commit() == {**clean, "dirty": True}
+
+
+def test_diff_is_another_for_every_uncommitted_change_of_the_code_and_for_nothing_else(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    monkeypatch.setattr(machine, "PROJECT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.diff() is None
+    for name in ("harness", "results"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("old")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    (tmp_path / "results" / "a.py").write_text("new")
+    (tmp_path / "untracked.py").write_text("new")
+    found = [machine.diff()]
+    for name in ("harness/a.py", "harness/new ü.py"):
+        for text in ("1", "2"):
+            (tmp_path / name).write_text(text)
+            found.append(machine.diff())
+    assert found[0] is None and all(found[1:]) and len(set(found)) == 5 and machine.diff() == found[-1]
 
 
 # -- who else uses the processors --------------------------------------------------------------------------------------

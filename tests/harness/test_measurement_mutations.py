@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness import clocks, machine, measurement, references, runtimes
-from harness.proof import CURVE_STEPS, LAG_LIMIT_S
+from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS
 from tests.harness import mutants
 from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
 
@@ -27,11 +27,17 @@ class OnDevice:
     def __init__(self, value):
         self.value = value
 
+    def __float__(self):
+        return float(self.value)
+
 
 class FakeRuntime:
     """A framework in which everything happens at once."""
 
-    to_host_bytes, profile_of, read_s = 0, PROFILE, 0.0
+    to_host_bytes, profile_of, read_s, tensor_type = 0, PROFILE, 0.0, OnDevice
+
+    def on_device(self, tensor):
+        return True
 
     def sync(self):
         pass
@@ -57,6 +63,7 @@ class Trial(FakeRow):
 
     has_dropout = False
     batches = stack_batches = range(CURVE_STEPS)
+    inputs, labels = np.zeros((5 * 4, 100), np.float32), np.zeros(5 * 4, np.int64)  # of five batches
 
     def __init__(self):
         super().__init__()
@@ -94,13 +101,14 @@ MISTAKES = {
     "gradients": ("steps", "train", "gradients", lambda t, r: t.gradients.pop("dense_0/bias")),
     "another callable": ("steps", "train", "callable", lambda t, r: setattr(t, "difference", "node 3")),
     "a number for a loss": ("steps", "train", "host", lambda t, r: setattr(t, "returns", np.float32)),
+    "a loss that is read": ("steps", "train", "host", lambda t, r: setattr(t, "returns", read_and_returned)),
     "copies": ("steps", "train", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
     "another kernel": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
     "another head": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", WITHOUT_SOFTMAX)),
-    "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * LAG_LIMIT_S)),
+    "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * clocks.SHORT_LAG_LIMIT_S)),
     "logits of fit": ("fit", "fit", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
     "an update of fit": ("fit", "fit", "update", lambda t, r: t.updates.pop("dense_0/bias")),
-    "copies in fit": ("fit", "fit", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
+    "copies in fit": ("fit", "fit", "host", lambda t, r: setattr(r, "to_host_bytes", IN_FIT + 1)),
     "another kernel in fit": ("fit", "fit", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
     "another callable in fit": ("fit", "fit", "callable", lambda t, r: setattr(t, "difference", "node 3")),
     "a fit traced anew": ("fit", "fit", "callable", lambda t, r: setattr(t, "retraces", True)),
@@ -109,6 +117,14 @@ MISTAKES = {
     "NaN in a training": ("training", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
     "NaN in its perplexity": ("training", "fit", "loss", lambda t, r: setattr(t, "perplexity", np.inf)),
 }  # fmt: skip
+
+
+IN_FIT = UPDATE_STEPS * (TO_HOST_LIMIT + 4 * (100 * 4 + 8))  # what a fit of those steps may copy, of batches of 4
+
+
+def read_and_returned(value):
+    loss = OnDevice(value)
+    return loss if float(loss) else None
 
 
 def LOSSES_OF(trial: Trial) -> np.ndarray:
@@ -178,6 +194,19 @@ def is_check(function: str, node: ast.AST) -> bool:
 
 
 MUTANTS = list(mutants.mutants(SOURCE, is_check))
+
+
+@pytest.mark.parametrize(("copied", "failed"), [(IN_FIT, []), (IN_FIT + 1, ["host"])])
+def test_fit_may_copy_back_what_it_was_handed_for_these_steps_and_no_tensor_besides(parts, copied, failed):
+    part = parts(measurement, "fit", lambda trial, runtime: setattr(runtime, "to_host_bytes", copied))["fit"]
+    assert part["proof"]["failed"] == failed
+    assert not failed or f"{copied} bytes were copied to the host, limit {IN_FIT}" in part["reason"]
+
+
+@pytest.mark.parametrize(("copied", "failed"), [(TO_HOST_LIMIT, []), (TO_HOST_LIMIT + 1, ["host"])])
+def test_step_may_copy_its_metrics_and_no_input(parts, copied, failed):
+    for part in parts(measurement, "steps", lambda trial, runtime: setattr(runtime, "to_host_bytes", copied)).values():
+        assert part["proof"]["failed"] == failed
 
 
 def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):

@@ -181,6 +181,39 @@ def test_child_dies_with_its_parent_even_when_that_is_killed(parent, tmp_path):
     wait_for(lambda: is_gone(pid))
 
 
+class Unkillable:
+    """A process that hangs in the kernel: killed, and still there."""
+
+    pid, killed = 4711, 0
+
+    def kill(self):
+        self.killed += 1
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_left_behind(run, monkeypatch, capfd):
+    hangs = Unkillable()
+    families = iter([[]])  # none before the row starts
+    monkeypatch.setattr(processes, "_descendants", lambda: next(families, [hangs]))
+    monkeypatch.setattr(psutil, "wait_procs", lambda family, timeout: time.sleep(min(timeout, 0.05)))
+    monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
+    assert run("processes.write_result(job, {})").result == {}
+    assert capfd.readouterr().err == "warning: killed, and still there after 0.2 s (a hung driver?): process 4711\n"
+    assert hangs.killed > 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "note"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended by SIGSEGV behind its result"),
+        ("os._exit(3)", "the process ended with status 3 behind its result"),
+        ("sys.exit(0)", ""),
+    ],
+)
+def test_a_crash_behind_the_result_keeps_it_with_a_note(run, ends, note):
+    outcome = run(f"processes.write_result(job, {{'a': 1}}); {ends}")
+    assert (outcome.result, outcome.reason, outcome.note) == ({"a": 1}, "", note)
+
+
 def test_job_is_handed_over_as_json_with_the_name_of_its_result(run):
     outcome = run("processes.write_result(job, job)", {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}})
     assert outcome.result.pop("result").endswith("result.json") and outcome.result.pop("parent") == os.getpid()

@@ -206,6 +206,22 @@ def test_open_run_makes_the_folder_and_opens_it_again(tmp_path):
     assert ".lock" not in os.listdir(tmp_path / "a" / "b")
 
 
+def test_a_discarded_run_takes_no_other_one_with_it(tmp_path):
+    first, second = (records.open_run(tmp_path / "new" / "of" / name) for name in "ab")
+    with first, second:
+        first.discard()
+        assert not first.path.exists() and records.check_run(second)
+        second.discard()
+    assert os.listdir(tmp_path / "new") == ["of"], "the second run made neither of them"
+    with records.open_run(tmp_path / "newer" / "of" / "a") as run:
+        run.discard()
+    assert os.listdir(tmp_path) == ["new"]
+    with records.open_run(tmp_path / "newer" / "of" / "a") as run:
+        (tmp_path / "newer" / "thesis.tex").write_text("x")
+        run.discard()
+    assert os.listdir(tmp_path / "newer") == ["thesis.tex"]
+
+
 def test_a_folder_of_another_schema_is_refused_and_left_alone(tmp_path):
     (tmp_path / "run.json").write_text('{"schema": 2}')
     for use in (records.open_run, records.read_run):

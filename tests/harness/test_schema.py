@@ -1,14 +1,16 @@
 """The schema: nothing but its keys and kinds is a record, and several processes make one of them."""
 
 import math
+from pathlib import Path
 
 import pytest
 
-from harness import intervals, schema
+from harness import intervals, records, schema
 from harness.schema import RecordError
 from tests.record_cases import make
 
-STEP = {"median": 2.0, "min": 1.0, "max": 3.0, "processes": 2, "interval": [1.5, 2.5]}
+BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
+STEP = intervals.step_of(BLOCKS)
 WARMUP = {"process": 0, "seconds": 0.3, "batches": 31, "settled": True}
 
 
@@ -82,9 +84,71 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
         schema.validate({**make(), key: value}, "x.json")
 
 
-@pytest.mark.parametrize("step", [STEP, {**STEP, "processes": 1, "interval": None}, {"median": 2, "min": 1, "max": 3}])
-def test_steps_of_this_and_of_earlier_commits_are_read(step):
-    assert schema.validate(make(step_ms=step, warmup=[WARMUP]), "x.json")["step_ms"] == step
+@pytest.mark.parametrize(
+    ("step", "blocks"),
+    [
+        (STEP, BLOCKS),
+        (STEP, [*BLOCKS, []]),
+        (intervals.step_of(BLOCKS[:1]), BLOCKS[:1]),
+        ({"median": 2, "min": 1, "max": 3}, BLOCKS),
+    ],
+)
+def test_steps_of_this_and_of_earlier_commits_are_read(step, blocks):
+    assert schema.validate(make(step_ms=step, blocks_ms=blocks, warmup=[WARMUP]), "x.json")["step_ms"] == step
+
+
+@pytest.mark.parametrize(
+    ("step", "blocks"),
+    [
+        ({**STEP, "interval": [STEP["interval"][0], 1.01 * STEP["interval"][1]]}, BLOCKS),
+        ({**STEP, "interval": [0.99 * STEP["interval"][0], STEP["interval"][1]]}, BLOCKS),
+        ({**STEP, "median": 1.01 * STEP["median"]}, BLOCKS),
+        ({**STEP, "min": 0.9}, BLOCKS),
+        ({**STEP, "max": 3.1}, BLOCKS),
+        ({**STEP, "interval": None}, BLOCKS),
+        ({**STEP, "processes": 3}, BLOCKS),
+        (STEP, BLOCKS[:1]),
+        (STEP, [*BLOCKS, [2.0]]),
+        (STEP, []),
+        (STEP, [[]]),
+    ],
+)
+def test_a_step_that_its_blocks_do_not_come_to_is_refused(step, blocks):
+    with pytest.raises(RecordError, match="step_ms"):
+        schema.validate(make(step_ms=step, blocks_ms=blocks), "x.json")
+
+
+UNPROVEN = [None, {}, {"ok": False}, {"ok": True, "failed": ["loss"]}]
+
+
+@pytest.mark.parametrize("proof", UNPROVEN)
+def test_no_record_is_ok_without_a_proof_that_held(proof):
+    with pytest.raises(RecordError):
+        schema.validate(make(proof=proof), "x.json")
+    if proof != {}:  # a proof without "ok" is none at all, whatever the status
+        assert schema.validate(make(proof=proof, status="failed", reason="why"), "x.json")
+
+
+@pytest.mark.parametrize("proof", [*UNPROVEN, {"outputs_err": 1e-6}, {"ok": None}, {"ok": 1}])
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_process_without_a_proof_that_held_makes_the_row_failed_with_a_reason(proof, earlier):
+    record = fresh()
+    for _ in range(earlier):
+        record = schema.merge_process(record, part([10.0]))
+    record = schema.merge_process(record, part([10.0], status="ok", proof=proof))
+    told = {"not proven: the process gave no proof", "proof failed: loss", "proof failed: it does not say that it held"}
+    assert record["status"] == "failed" and record["reason"] in told
+    again = schema.merge_process(record, part([10.0]))
+    assert (again["status"], again["reason"]) == ("failed", record["reason"]), "a later process mends nothing"
+
+
+RUNS = sorted(path.parent for path in (Path(__file__).resolve().parents[2] / "results").glob("*/run.json"))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_every_committed_record_is_read_without_a_warning(run):
+    found, problems = records.read_run(run)
+    assert problems == [] and len(found) == len(list((run / "rows").glob("*.json"))) > 0
 
 
 def test_a_record_may_not_contradict_itself():
@@ -105,7 +169,7 @@ def part(blocks, **rest):
 
 
 def fresh(**changes):
-    return make(**(dict(blocks_ms=[], step_ms=None) | changes))
+    return make(**(dict(blocks_ms=[], step_ms=None, proof=None) | changes))
 
 
 def test_merging_computes_step_and_throughput_over_all_blocks():

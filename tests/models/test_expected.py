@@ -109,13 +109,15 @@ def test_reference_changes_nothing_that_it_was_given():
     np.testing.assert_array_equal(np.array(states), np.array(STATES))
 
 
-@pytest.mark.parametrize("word", [VOCABULARY, -1])
-@pytest.mark.parametrize(("place", "name"), [(0, "token"), (1, "target")])
-def test_a_word_beyond_the_vocabulary_is_refused_in_every_batch(word, place, name):
+@pytest.mark.parametrize(
+    ("place", "name", "word", "least"),
+    [(0, "token", VOCABULARY, 0), (0, "token", -1, 0), (1, "target", VOCABULARY, -1), (1, "target", -2, -1)],
+)
+def test_a_word_beyond_the_vocabulary_is_refused_in_every_batch(place, name, word, least):
     """Of a batch that no step of the reference reads, and that the timed steps do."""
     batches = [tuple(ids.copy() for ids in BATCHES[k % len(BATCHES)]) for k in range(expected.STEPS + 2)]
     batches[-1][place][0, 0] = word
     with pytest.raises(
-        ValueError, match=f"batch {len(batches) - 1}: {name} {word} given, expected 0 to 10, the vocabulary"
+        ValueError, match=f"batch {len(batches) - 1}: {name} {word} given, expected {least} to 10, the vocabulary"
     ):
         expected.language_model("mean", reference_networks.Adam(1e-2), WEIGHTS, STATES, batches, carry_states=False)
