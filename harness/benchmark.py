@@ -138,7 +138,7 @@ class _Parent:
         self.echo = options.echo(constants, self.header, self.preset)  # before the device decides on the precision
         constants["PRECISION"] = constants["PRECISION"] or ("tf32" if self.device == "gpu" else "fp32")
         if constants["PRECISION"] == "tf32" and self.device == "cpu":
-            raise UserError("--precision=tf32: a CPU has no TensorFloat-32; expected fp32 or fp16 with --device=cpu")
+            raise UserError(options.NO_TF32)
         return constants
 
     def _rounds(self) -> Rounds:

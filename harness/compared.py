@@ -11,8 +11,8 @@ from harness.pairing import NOT_ALONE, Pair, lost
 from harness.schema import MODES
 
 FOOT = (
-    "Before, after: median over processes of their medians (number of processes). After/before: of geometric means over "
-    "processes, above 1 is slower; judged without the common shift where one was taken off. Same: the interval lies "
+    "Before, after: geometric mean over processes of their medians (number of processes). After/before: of "
+    "these, above 1 is slower; judged without the common shift where one was taken off. Same: the interval lies "
     f"within ±{verdicts.SAME_PERCENT:g} %. Faster, slower: Welch's t with variances shrunk across rows, Holm over all "
     f"rows, {100 * verdicts.ALPHA:g} %. Cannot tell: neither."
 )
@@ -42,8 +42,8 @@ def told(pair: Pair) -> str:
 
 
 def _ms(medians: Sequence[float]) -> str:
-    """The median over processes to four digits, with their number."""
-    return f"{statistics.median(medians):.4g} ({len(medians)})" if medians else NONE
+    """The geometric mean over processes to four digits, with their number."""
+    return f"{statistics.geometric_mean(medians):.4g} ({len(medians)})" if medians else NONE
 
 
 def differing(pairs: Sequence[Pair]) -> list[dict]:
@@ -188,7 +188,9 @@ def document(
     for pair in pairs:
         record = {**pair.name, "verdict": None, "reason": pair.reason, "marks": pair.marks}
         if not pair.reason:
-            record["before_ms"], record["after_ms"] = (statistics.median(own) if own else None for own in pair.medians)
+            record["before_ms"], record["after_ms"] = (
+                statistics.geometric_mean(own) if own else None for own in pair.medians
+            )
             record["processes"] = [len(own) for own in pair.medians]
             record["reason"] = "" if pair.judged else told(pair)
         if pair.judged:

@@ -164,6 +164,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
     gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
+    if device == "cpu" and found.values.get("PRECISION") == "tf32":
+        raise UserError(options.NO_TF32)
     preset = found.preset or ("full" if gpu else "quick")
     jobs = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
     locate(found.data)
@@ -177,7 +179,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
     with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
-        say(f"{preset} on {device}: {len(jobs)} runs, into {_shown(out)}")
+        say(f"{preset} on {device}: {len(jobs)} run{'s' * (len(jobs) != 1)}, into {_shown(out)}")
         if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
         try:

@@ -134,9 +134,8 @@ def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems
     lines += [
         f"- [{layout['title']}]({benchmark}.md): {layout['question']}" for benchmark, (layout, _) in found.items()
     ]
-    lines += ["", "## Headline", ""]
-    for layout, rows in found.values():
-        lines += headline_of(layout, rows)
+    headlines = [line for layout, rows in found.values() for line in headline_of(layout, rows)]
+    lines += ["", "## Headline", "", *headlines] if headlines else [""]
     missing = [record for record in every if record["status"] != "ok"]
     if missing or problems:
         lines += ["## Rows without figures", ""]

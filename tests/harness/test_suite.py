@@ -321,3 +321,10 @@ def test_no_process_is_left_of_a_script_that_ignores_the_interrupt(scripts):
     process.communicate(timeout=15)
     assert process.returncode == 130
     assert left_over(scripts) == []
+
+
+def test_tf32_on_a_cpu_is_refused_before_anything_is_written(scripts, capsys):
+    assert run(scripts, "--device=cpu", "--precision=tf32", "--only=mnist") == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {options.NO_TF32}\n" and printed.out == ""
+    assert not (scripts.parent / "out").exists()
