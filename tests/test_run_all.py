@@ -370,7 +370,7 @@ def test_requirements_resolve_with_cuda_only_where_there_is_a_gpu(checkout, does
 
 TINY = ["--units=8", "--embedding=8", "--time-steps=5", "--num-sequences=256", "--train-sequences=256",
         "--train-words=8000", "--eval-words=2000", "--epochs=1", "--warmup-batches=1", "--warmup-limit-s=0",
-        "--timed-batches=2", "--blocks=1", "--min-block-s=0"]  # fmt: skip
+        "--timed-batches=2", "--blocks=2", "--min-block-s=0"]  # fmt: skip
 
 
 def test_tiny_settings_are_options_of_the_scripts_and_those_of_ci():
