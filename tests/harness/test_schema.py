@@ -11,6 +11,7 @@ from tests.record_cases import make
 
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
+STEP_OF_ONE = intervals.step_of(BLOCKS[:1])
 WARMUP = {"process": 0, "seconds": 0.3, "batches": 31, "settled": True}
 
 
@@ -33,6 +34,8 @@ def test_every_key_of_the_schema_is_required(key):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("schema", True),
+        ("benchmark", ""),
         ("row", "a/b"),
         ("mode", "training"),
         ("device", ["gpu"]),
@@ -42,6 +45,7 @@ def test_every_key_of_the_schema_is_required(key):
         ("reason", None),
         ("config", {"UNITS": 3}),
         ("config", []),
+        ("config", {"CONFIG": "small", "CONFIGS": ["small"]}),
         ("blocks_ms", [1.0]),
         ("blocks_ms", [[0.0]]),
         ("blocks_ms", [[True]]),
@@ -55,26 +59,54 @@ def test_every_key_of_the_schema_is_required(key):
         ("step_ms", {**STEP, "interval": [2.5, 3.0]}),
         ("step_ms", {**STEP, "interval": [0.0, 3.0]}),
         ("step_ms", {**STEP, "interval": [1.5]}),
+        ("step_ms", {**STEP, "interval": [None, None]}),
         ("step_ms", {**STEP, "mean": 2.0}),
+        ("step_ms", {**STEP_OF_ONE, "processes": True}),
+        ("step_ms", {**STEP_OF_ONE, "processes": 1.0}),
+        ("step_ms", {key: value for key, value in STEP.items() if key != "processes"}),
+        ("step_ms", dict.fromkeys(("median", "min", "max"), "1.0")),
         ("warmup", {"seconds": 1.0}),
         ("warmup", [{**WARMUP, "settled": 1}]),
         ("warmup", [{**WARMUP, "batches": 0}]),
         ("warmup", [{**WARMUP, "seconds": -1.0}]),
+        ("warmup", [{**WARMUP, "seconds": "1.0"}]),
         ("warmup", [{"process": 0}]),
+        ("warmup", [list(WARMUP)]),
         ("first_call_s", "1.0"),
+        ("first_call_s", math.nan),
+        ("first_call_s", -math.inf),
         ("throughput", {"value": 3}),
+        ("throughput", {"value": "3", "unit": "words/s"}),
+        ("throughput", ["value", "unit"]),
         ("losses", {"0": 1.0}),
         ("proof", {"outputs_err": 0.0}),
         ("proof", {"ok": True, "outputs_err": "small"}),
         ("proof", {"ok": True, "kernel": []}),
+        ("proof", {"ok": True, "kernel": {"kernels": 3}}),
+        ("proof", {"ok": True, "kernel": {"kernels": [3]}}),
+        ("proof", {"ok": True, "failed": [3]}),
+        ("proof", {"ok": True, "limit": {"outputs": "small"}}),
+        ("proof", {"ok": 1}),
+        ("proof", ["ok"]),
         ("memory_peak_bytes", 3),
         ("gpu_utilisation", True),
+        ("flops_per_batch", "many"),
+        ("share_of_matmul", "half"),
         ("clocks", [None]),
+        ("clocks", [{"throttle_reasons": "hot"}]),
+        ("clocks", [{"before": {"throttle_reasons": "hot"}}]),
         ("notes", "one"),
         ("published", {"K80": {"time": 3}}),
+        ("published", ["K80"]),
         ("environment", {"data": "mnist"}),
+        ("environment", {"data": {"sha256": "00"}}),
+        ("environment", ["data"]),
         ("environment", {"notes": [1]}),
         ("accuracy", {"acc": "high"}),
+        ("perplexity", {"test": "high"}),
+        ("fit_s", "long"),
+        ("spent_s", "long"),
+        ("spent_s", -1.0),
         ("epoch_s", [None]),
         ("colour", "red"),
     ],
@@ -82,6 +114,47 @@ def test_every_key_of_the_schema_is_required(key):
 def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
     with pytest.raises(RecordError, match=key):
         schema.validate({**make(), key: value}, "x.json")
+    for _, rule, *_ in filter(None, [schema.RULES.get(key) or schema.OPTIONAL.get(key)]):
+        assert rule(value) is False, "by its own rule, and not only since it contradicts another key"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("published", {"K80": 984.2, "P100": None, "as printed": "0.921 s", "of both": [0.97, None]}),
+        ("clocks", [{"throttle_reasons": None}, {"before": {"throttle_reasons": ["hot"]}, "when": "end"}]),
+        ("proof", {"ok": True, "outputs_err": None, "kernel": {"kernels": None}}),
+        ("proof", {"ok": True, "kernel": {"kernels": ["gemm"]}}),
+        ("proof", {"ok": True, "kernel": {"kernels": {"gemm": 0.1}}}),
+        ("environment", {"data": None, "packages": None, "notes": None}),
+        ("config", {"CONFIG": "small", "CONFIGS": None}),
+        ("spent_s", 0),
+    ],
+)
+def test_values_that_earlier_and_other_rows_have_are_read(key, value):
+    assert schema.validate({**make(), key: value}, "x.json")[key] == value
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ([], r"record: found \[\], expected a JSON object"),
+        ("ok", r"record: found 'ok', expected a JSON object"),
+        ({}, "schema: found a record without one, expected 1"),
+        ({"schema": 2}, "schema: found 2, expected 1"),  # and no word of the keys that it lacks
+    ],
+)
+def test_what_is_no_record_of_this_schema_is_told_before_anything_else(record, told):
+    with pytest.raises(RecordError, match=f"^x.json: {told}; "):
+        schema.validate(record, "x.json")
+
+
+def test_an_error_is_one_short_line_of_what_can_be_printed():
+    error = schema.RecordError("a\nb.json", "row", "x\x1b" + 300 * "y", 400 * "z")
+    assert str(error).startswith("a b.json: row: found 'x") and str(error).isprintable()
+    assert "yyy..., expected zzz" in str(error) and "zzz...; move" in str(error) and len(str(error)) < 500
+    assert "found 'abc', expected z;" in str(schema.RecordError("x", "row", "abc", "z")), "short ones whole"
+    assert "found a depth of 9, expected" in str(schema.RecordError("x", "nesting", "a depth of 9", "z"))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +211,11 @@ def test_a_process_without_a_proof_that_held_makes_the_row_failed_with_a_reason(
     record = schema.merge_process(record, part([10.0], status="ok", proof=proof))
     told = {"not proven: the process gave no proof", "proof failed: loss", "proof failed: it does not say that it held"}
     assert record["status"] == "failed" and record["reason"] in told
-    again = schema.merge_process(record, part([10.0]))
-    assert (again["status"], again["reason"]) == ("failed", record["reason"]), "a later process mends nothing"
+    assert not proof or record["proof"]["ok"] is False
+    bad = {"ok": False, "failed": ["update"], "reason": "update: error 0.5"}
+    for later in (part([10.0]), part([10.0], proof=None), part([10.0], proof=bad), {"status": "failed", "reason": "b"}):
+        again = schema.merge_process(record, later)
+        assert (again["status"], again["reason"]) == ("failed", record["reason"]), "a later process mends nothing"
 
 
 RUNS = sorted(path.parent for path in (Path(__file__).resolve().parents[2] / "results").glob("*/run.json"))
@@ -199,6 +275,27 @@ def test_merging_keeps_the_first_of_what_is_told_once_and_all_of_the_rest():
     assert empty == fresh()
 
 
+def test_the_largest_memory_of_all_processes_is_kept():
+    assert schema.merge_process(fresh(), part([10.0]))["memory_peak_bytes"] is None
+    record = fresh()
+    for allocator, nvml in ((5, 7), (None, 8), (6, None)):
+        record = schema.merge_process(record, part([10.0], memory_peak_bytes={"allocator": allocator, "nvml": nvml}))
+    assert record["memory_peak_bytes"] == {"allocator": 6, "nvml": 8}
+
+
+def test_a_share_that_was_measured_at_no_step_stays_as_it_is():
+    assert schema.merge_process(fresh(share_of_matmul=0.5), part([10.0]))["share_of_matmul"] == 0.5
+
+
+def test_a_failed_row_keeps_what_it_is_and_loses_its_results_in_place():
+    record = make(blocks_ms=BLOCKS, step_ms=STEP, share_of_matmul=0.5, throughput={"value": 3.0, "unit": "words/s"})
+    record |= {"fit_s": 3.0, "spent_s": 4.0, "accuracy": {"acc": 0.9}, "perplexity": {"test": 80.0}, "epoch_s": [1.0]}
+    bare = schema.without_results(record)
+    lost = {"blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
+    assert bare == {**make(), **lost, "spent_s": 4.0}
+    assert list(bare) == [*schema.RULES, "spent_s"], "in the order of every record"
+
+
 def test_merging_keeps_the_warm_up_of_every_process():
     record = fresh()
     for process in (0, 1):
@@ -222,8 +319,9 @@ def test_times_of_an_earlier_commit_are_computed_anew_from_its_blocks():
     assert timed["throughput"]["value"] == pytest.approx(new["throughput"]["value"])
     assert timed["share_of_matmul"] == pytest.approx(0.12), "the step is 11 ms and not 12"
     assert schema.timed_by_process(new) == new and old["step_ms"]["median"] == 12.0
-    for blocks in ([], [[]]):
-        bare = fresh(blocks_ms=blocks, step_ms=old["step_ms"])
+    far = {"median": 1e299, "min": 1e299, "max": 1e299}
+    for blocks, step in (([], old["step_ms"]), ([[]], old["step_ms"]), ([[1.0]], None), ([[1e-20]], far)):
+        bare = fresh(blocks_ms=blocks, step_ms=step)
         assert schema.timed_by_process(bare) == bare
 
 
@@ -244,6 +342,18 @@ def test_the_worst_proof_of_all_processes_counts():
     assert proof["kernel"] == {"ops": {"a": 1}}
     record = schema.merge_process(record, part([8.0]))
     assert (record["status"], record["proof"]["ok"]) == ("failed", False)
+
+
+@pytest.mark.parametrize(
+    ("oks", "kept"), [((True, True), 0), ((True, False), 1), ((False, True), 0), ((False, False), 0)]
+)
+def test_the_kernels_of_the_first_process_that_failed_are_kept(oks, kept):
+    record = fresh()
+    kernels = [{"ops": {"a": 1}}, {"ops": {"b": 1}}]
+    for ok, kernel in zip(oks, kernels, strict=True):
+        failed = [] if ok else ["kernel"]
+        record = schema.merge_process(record, part([10.0], proof={"ok": ok, "failed": failed, "kernel": kernel}))
+    assert record["proof"]["kernel"] == kernels[kept]
 
 
 def test_the_place_of_the_worst_error_is_that_of_the_process_that_had_it():
