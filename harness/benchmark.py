@@ -18,15 +18,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from harness import child, machine, options, processes, records, runtimes, schema, software
+from harness import child, machine, options, processes, records, resume, runtimes, schema, software
 from harness.errors import CrashError, UserError
 from harness.located import locate
-from harness.provenance import NOT_SETTINGS
 from harness.rounds import Rounds
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
 NOT_IN_REFERENCE = {
-    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS"),
+    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS", "AXES"),
     *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
     "WARMUP_LIMIT_S",
     *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),
@@ -98,13 +97,16 @@ class Benchmark:
         return Path(self.script).stem
 
 
-def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the script. Exit status 0, 1 (a row failed, none could start, a file was not written), 2 wrong input, 130 Ctrl-C."""
+def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["Parent"] | None = None) -> int:
+    """Run the script. Exit status 0, 1 (a row failed, none could start, a file was not written), 2 wrong input, 130 Ctrl-C.
+
+    parent: how the rows are run, where that is not a process for each.
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
     try:
-        return _Parent(benchmark, argv).run()
+        return (parent or Parent)(benchmark, argv).run()
     except CrashError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -116,7 +118,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-class _Parent:
+class Parent:
     """Picks rows, starts their processes in turn, keeps their records, draws the tables."""
 
     def __init__(self, benchmark: Benchmark, argv: Sequence[str]) -> None:
@@ -222,24 +224,10 @@ class _Parent:
         if not reason:
             earlier = self._earlier(row)
             return bool(earlier) and self.rounds.ended(earlier)
-        kept = []
-        for mode in self.modes:
-            record = self._new_record(row, mode, status="skipped", reason=reason)
-            if self._was_measured(records.path_of(self.out, record)):
-                kept.append(mode)
-            else:
-                records.write_record(self.out, record)
-        if kept:
+        skipped = [self._new_record(row, mode, status="skipped", reason=reason) for mode in self.modes]
+        if kept := resume.write_skipped(self.out, skipped, "resume" in self.flags):
             print(f"{row}: {reason}; its earlier record stays ({', '.join(kept)})", file=sys.stderr)
         return True
-
-    def _was_measured(self, path: Path) -> bool:
-        try:
-            return path.exists() and records.read_record(path)["status"] == "ok"
-        except schema.RecordError:
-            if "resume" in self.flags:  # as for a row that can run
-                raise
-            return False
 
     def _cannot_run(self, row: str) -> str:
         if self.benchmark.rows[row].needs_gpu and self.device == "cpu":
@@ -249,37 +237,12 @@ class _Parent:
         return runtimes.missing(self.benchmark.rows[row].framework)
 
     def _earlier(self, row: str) -> list[dict]:
-        """With --resume: this row's earlier records, all "ok", of the same constants, data, code and machine; else [].
-
-        Else, too, where they are of different numbers of processes: one was killed while it wrote the row's records.
-        """
-        found, framework = [], self.benchmark.rows[row].framework
-        for mode in self.modes if "resume" in self.flags else ():
-            path = records.path_of(self.out, self._new_record(row, mode))
-            record = records.read_record(path) if path.exists() else None
-            if not record or record["status"] != "ok" or not self._is_comparable(record, framework):
-                return []
-            found.append(record)
-        return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
-
-    def _is_comparable(self, record: Mapping, framework: str) -> bool:
-        """Whether its blocks may stand beside today's in one row: the same settings, data, code, packages and machine."""
-        now = json.loads(json.dumps(self.constants))
-        if any(record["config"].get(name) != now[name] for name in now if name not in NOT_SETTINGS):
-            return False
-        earlier = {**record["environment"]}
-        # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
-        earlier["packages"] = runtimes.packages_of(framework, earlier.get("packages") or {})
-        here = {
-            "packages": runtimes.packages_of(framework, machine.packages()),
-            "gpu": machine.gpu_name() if self.device == "gpu" else None,
-        }
-        if any(earlier.get(key) != value for key, value in here.items()) or not _is_todays_code(earlier):
-            return False
-        facts = machine.facts(self.device)
-        if any(earlier.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
-            return False
-        return earlier.get("data", {}).get("sha256") == self._data()["sha256"]
+        """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""
+        if "resume" not in self.flags:
+            return []
+        paths = [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes]
+        today = resume.Today(self.constants, self.device, self._data()["sha256"])
+        return resume.earlier(paths, self.benchmark.rows[row].framework, today)
 
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
@@ -296,17 +259,23 @@ class _Parent:
         )  # fmt: skip
 
     def _run_process(self, row: str, process: int) -> processes.Outcome:
+        return self._without_reference() or self._task("row", row=row, **self._job(process))
+
+    def _without_reference(self) -> processes.Outcome | None:
+        """Have the reference computed, where it is not there; what became of that where it is not there even so."""
         data = self._data()
-        reference = self._reference_path(data)
-        if not reference.exists():
-            outcome = self._task("reference", data=data, path=str(reference))
-            if not reference.exists():
-                reason = (outcome.result or {}).get("error") or outcome.reason
-                return outcome._replace(result=None, reason=f"the float64 reference: {reason}")
-        return self._task(
-            "row", row=row, process=process, data=data, reference=str(reference), protocol=self.constants,
-            matmul_flops=self._matmul(),
-        )  # fmt: skip
+        path = self._reference_path(data)
+        if path.exists():
+            return None
+        outcome = self._task("reference", data=data, path=str(path))
+        reason = (outcome.result or {}).get("error") or outcome.reason
+        return None if path.exists() else outcome._replace(result=None, reason=f"the float64 reference: {reason}")
+
+    def _job(self, process: int) -> dict[str, Any]:
+        """What a row's process is told, besides its row."""
+        data = self._data()
+        return {"process": process, "data": data, "reference": str(self._reference_path(data)),
+                "protocol": self.constants, "matmul_flops": self._matmul()}  # fmt: skip
 
     def _data(self) -> dict:
         """Have the data sets found, or fetched, once; {"facts", "embedded": why the embedded ones serve, or ""}."""
@@ -341,19 +310,22 @@ class _Parent:
             self._matmul_found = known[key]
         return self._matmul_found
 
-    def _task(self, task: str, log: str = "", **job: Any) -> processes.Outcome:
-        record = {"benchmark": self.benchmark.name, "config": self.constants["CONFIG"], "row": job.get("row", task)}
-        name = ".".join([*record.values(), self.device, self.constants["PRECISION"]])
+    def _task(self, task: str, log: str = "", watch: Callable | None = None, **job: Any) -> processes.Outcome:
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return processes.run_child(
             Path(self.benchmark.script),
             {"task": task, "constants": self.constants, "device": self.device, "precision": self.constants["PRECISION"],
              "flags": sorted(self.flags), **job},
-            limit_s=self.constants["ROW_LIMIT_S"] if task == "row" else PREPARATION_LIMIT_S,
-            log=self.out / "logs" / f"{name}.log",
+            limit_s=self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
+            log=self._log_of(job.get("row", task)),
             env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+            watch=watch,
         )  # fmt: skip
+
+    def _log_of(self, row: str) -> Path:
+        parts = (self.benchmark.name, self.constants["CONFIG"], row, self.device, self.constants["PRECISION"])
+        return self.out / "logs" / f"{'.'.join(parts)}.log"
 
     def _keep(self, row: str, outcome: processes.Outcome, process: int, spent_s: float) -> bool:
         """Merge a process's result into the row's records, which the first one begins anew; whether the row goes on."""
@@ -379,7 +351,7 @@ class _Parent:
 
     def _draw(self) -> int:
         written = processes.draw(self.out)
-        names = {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}
+        names = self._names()
         found, _ = records.read_run(self.out)
         failed = [r for r in found if r["status"] == "failed" and records.record_name(r) in names]
         for record in failed:
@@ -389,12 +361,6 @@ class _Parent:
             print(page)
         return 1 if failed else 0
 
-
-def _is_todays_code(environment: Mapping) -> bool:
-    """Whether a record was made by the code that is here now, uncommitted changes included where it knows its own."""
-    now = machine.commit()
-    if environment.get("commit") != now["commit"]:
-        return False
-    if "diff" in environment:
-        return environment["diff"] == machine.diff()
-    return not (environment.get("dirty") or now.get("dirty"))
+    def _names(self) -> set[str]:
+        """Of the records that this run is about."""
+        return {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}

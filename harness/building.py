@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from harness import cautions, plots, schema
 from harness.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
+from harness.curves import Curve
 from harness.provenance import (
     NOT_SETTINGS,
     data_of,
@@ -25,7 +26,7 @@ LONG_REASON = 100  # characters of a reason in its cell
 
 
 class Table(NamedTuple):
-    """One drawn table: cells are escaped; `bars` and `picture` (file name) where the layout asks for a plot."""
+    """One drawn table: cells are escaped; `bars` or `curves`, and `picture` (file name), where the layout asks for a plot."""
 
     title: str
     headings: list[str]
@@ -36,6 +37,8 @@ class Table(NamedTuple):
     bars: Sequence[plots.Bar] = ()
     axis: str = ""
     caption: str = ""
+    curves: Sequence[Curve] = ()  # instead of bars, over `across`
+    across: str = ""
 
 
 Group = tuple[str, str, str]  # config, device, precision

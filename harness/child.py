@@ -1,7 +1,9 @@
 """What a script does as a child of its own parent: one task, in a process of its own, with its result in a file."""
 
 import errno
+import gc
 import re
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,19 +26,41 @@ MATMUL = {"gpu": (8192, 10), "cpu": (2048, 3)}  # size and repeats of the plain 
 def run(benchmark: Any, job_path: str) -> int:
     """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.benchmark.Benchmark."""
     job = processes.read_job(job_path)
-    constants = SimpleNamespace(**job["constants"], FLAGS=set(job["flags"]), DEVICE=job["device"])
-    try:
-        result = _do(benchmark, job, constants)
-    except UserError as error:
-        result = _failure(job, benchmark, str(error), wrong_input=not isinstance(error, CrashError))
-    except Exception as error:
-        traceback.print_exc()
-        result = _failure(job, benchmark, _one_line(error))
+    result = _points(benchmark, job) if job["task"] == "points" else _result(benchmark, job)
     try:
         processes.write_result(job, result)
     except OSError as error:
         processes.write_result(job, _failure(job, benchmark, f"its result could not be written: {_one_line(error)}"))
     return 0
+
+
+def _result(benchmark: Any, job: Mapping[str, Any]) -> dict:
+    """What the job comes to, or why it has failed."""
+    constants = SimpleNamespace(**job["constants"], FLAGS=set(job["flags"]), DEVICE=job["device"])
+    try:
+        return _do(benchmark, job, constants)
+    except UserError as error:
+        return _failure(job, benchmark, str(error), wrong_input=not isinstance(error, CrashError))
+    except Exception as error:
+        traceback.print_exc()
+        return _failure(job, benchmark, _one_line(error))
+
+
+def _points(benchmark: Any, job: Mapping[str, Any]) -> dict:
+    """A row at one point after another (harness/sweep.py), each handed over as soon as it is there.
+
+    It ends behind a point that has raised an error: who knows in what state that has left the device.
+    """
+    done: list[dict] = []
+    for point in job["points"]:
+        started = time.monotonic()
+        modes = _result(benchmark, {**job, **point, "task": "row"})
+        gc.collect()  # a model's graphs hold each other: its memory has to be free for the next one's
+        done.append({"seconds": time.monotonic() - started, "modes": modes})
+        processes.write_progress(job, done)
+        if any(part.get("status") == "failed" and "proof" not in part for part in modes.values()):
+            break
+    return {}
 
 
 def _failure(job: Mapping, benchmark: Any, reason: str, wrong_input: bool = False) -> dict:

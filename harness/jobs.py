@@ -28,6 +28,7 @@ JOBS: dict[str, list[tuple[str, list[str]]]] = {
         ("ptb", ["--config=small"]),
         ("ptb", ["--config=small", "--train", "--rows=keras,block_fused"]),  # two rows: every one takes half a minute
         ("ptb_sentences", []),
+        ("scaling", []),
         ("stacked_lm", []),
         ("synthetic", []),
     ],
@@ -36,6 +37,7 @@ JOBS: dict[str, list[tuple[str, list[str]]]] = {
         ("ptb", ["--config=large"]),
         ("ptb", ["--config=small", "--train", "--rows=keras_cudnn"]),  # once: a schedule of 13 epochs takes minutes
         ("ptb_sentences", []),
+        ("scaling", []),
         ("stacked_lm", []),
         ("synthetic", []),
     ],

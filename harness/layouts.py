@@ -52,6 +52,7 @@ LAYOUT_OPTIONAL: Rules = {
     "extra_rows": ("a list", _list),
     "headline": ("an object", _dict_or_null),
     "ours": ("a list of texts", _texts),
+    "axes": ("a list", _list),
 }
 TABLE: Rules = {
     "title": _TEXT,
@@ -61,6 +62,13 @@ TABLE: Rules = {
 TABLE_OPTIONAL: Rules = {
     **dict.fromkeys(("device", "note", "plot", "plot_unit"), _TEXT_OR_NULL),
     "plot_published": ("null or an object of texts", lambda value: value is None or _named_texts(value)),
+}
+AXIS: Rules = {
+    "name": ("a name of letters, digits, _ and -", schema.is_name),
+    "constant": _TEXT,
+    "title": _TEXT,
+    "label": _TEXT,
+    "mode": TABLE["mode"],
 }
 EXTRA_ROW: Rules = {"row": _TEXT, "reason": _TEXT, "table": ("an index", lambda value: type(value) is int)}
 EXTRA_ROW_OPTIONAL: Rules = {
@@ -82,6 +90,8 @@ def read_layout(path: Path) -> dict:
         _check(path, "tables", table, TABLE, TABLE_OPTIONAL)
         for column in table["columns"]:
             split_format(column[2])
+    for axis in layout.get("axes", []):
+        _check(path, "axes", axis, AXIS, {})
     for row in layout.get("extra_rows", []):
         _check(path, "extra_rows", row, EXTRA_ROW, EXTRA_ROW_OPTIONAL)
     for note in layout.get("footnotes", []):

@@ -87,6 +87,7 @@ def _count(example: int, unit: str = "", low: int = 1) -> Limit:
 LIMITS = {
     "CONFIG": Limit(str, example="small"),
     "ROWS": Limit(str, example="keras,keras_cudnn"),
+    "AXES": Limit(str, example='"units=64,128 batch=1,32"'),
     "PRECISION": Limit(str, choices=("fp32", "tf32", "fp16")),
     "SEED": Limit(int, low=0, high=2**32 - 1, example=1),
     # networks

@@ -47,7 +47,12 @@ class Measurement:
         self._cpu = machine.CpuShare()
 
     def steps(
-        self, trial: Any, modes: Mapping[str, int], items_per_batch: int | Sequence[int], unit: str
+        self,
+        trial: Any,
+        modes: Mapping[str, int],
+        items_per_batch: int | Sequence[int],
+        unit: str,
+        utilisation: bool = True,
     ) -> dict[str, dict]:
         """Prove and time a trial step by step.
 
@@ -57,6 +62,7 @@ class Measurement:
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
+            utilisation: whether to sample that of a GPU too, for UTILISATION_S.
 
         Returns:
             one part per mode for harness.schema.merge_process; a part whose proof failed has no times.
@@ -69,7 +75,7 @@ class Measurement:
             proof = self._prove(trial, mode)
             part = {"first_call_s": first_call_s, "flops_per_batch": flops}
             if not proof.failures:
-                part |= self._time(trial, mode, proof, items_per_batch) | {"unit": unit}
+                part |= self._time(trial, mode, proof, items_per_batch, utilisation) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
@@ -96,7 +102,9 @@ class Measurement:
         proof.what_ran(profile, kernel, self.device)
         return proof
 
-    def _time(self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int]) -> dict:
+    def _time(
+        self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int], utilisation: bool = True
+    ) -> dict:
         c = self._protocol
         step, batches = timed_of(trial, mode)
         self.runtime.reset_memory_peak()
@@ -130,7 +138,9 @@ class Measurement:
             "memory_peak_bytes": memory,
             "gpu_utilisation": self._utilisation(
                 lambda: clocks.run_for(UTILISATION_S, step, batches, self.runtime.sync)
-            ),
+            )
+            if utilisation
+            else None,
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }

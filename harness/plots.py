@@ -39,7 +39,7 @@ def _figures(bars: Sequence[Bar]) -> list[float]:
     return drawn + [figure for bar in bars for _, figure in bar.published]
 
 
-def _shown(text: str, width: int) -> str:
+def shown(text: str, width: int) -> str:
     """One line of printable text, cut at width."""
     text = "".join(character if character.isprintable() else " " for character in text)
     return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
@@ -83,7 +83,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
         axes.plot([], [], marker, markersize=7, markerfacecolor="white", markeredgecolor="#b3541e", label=label)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.tick_params(length=0, which="both", colors=INK)
-    axes.set_yticks(range(len(bars)), [_shown(bar.name, 28) for bar in bars])
+    axes.set_yticks(range(len(bars)), [shown(bar.name, 28) for bar in bars])
     for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
         tick.set_color(INK if bar.value is not None else GREY)
     axes.set_xlabel(f"{axis}, log scale" if axes.get_xscale() == "log" else axis, color=INK)
@@ -91,7 +91,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    title = _shown(title, 130)
+    title = shown(title, 130)
     size = 12 * min(
         1.0, TITLE / max(1, len(title))
     )  # a longer title gets smaller letters, since its end may be a warning
@@ -99,7 +99,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     if labels:
         anchor = (0.025, 1 - 0.36 / height)
         figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=4, frameon=False, fontsize=9, handletextpad=0.3)
-    figure.text(0.03, 0.10 / height, _shown(caption, 150), fontsize=8, va="bottom", color="#666666")
+    figure.text(0.03, 0.10 / height, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
@@ -147,7 +147,7 @@ def _annotate(axes, place: int, bar: Bar, start: float) -> None:
     beside["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # keeps the grid's lines off the figures
     if bar.value is None:
         reach = max([figure for _, figure in bar.published], default=start)
-        note = _shown(bar.note, 84 if not bar.published else 50)
+        note = shown(bar.note, 84 if not bar.published else 50)
         axes.annotate(
             note, (reach, place), (9 if bar.published else 4, 0), fontsize=9, color=GREY, style="italic", **beside
         )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from harness.errors import CrashError
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CHILD_FLAG = "--child"
 PROJECT = Path(__file__).resolve().parents[1]
+WATCH_S = 0.5  # how often a process's progress is looked at
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
@@ -39,7 +41,15 @@ class Outcome(NamedTuple):
     note: str = ""
 
 
-def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[str, str] | None = None) -> Outcome:
+def run_child(
+    script: Path,
+    job: dict,
+    *,
+    limit_s: float,
+    log: Path,
+    env: dict[str, str] | None = None,
+    watch: Callable[[Sequence[dict]], None] | None = None,
+) -> Outcome:
     """Run `job` in a child process of its own and wait for it.
 
     Args:
@@ -48,6 +58,8 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
         limit_s: after this many seconds the child and everything it started are killed.
         log: standard output and standard error are appended here.
         env: environment variables on top of this process's own.
+        watch: told everything that the child has handed over by `write_progress` so far, whenever there is more of it; limit_s
+            then counts from the last time anew. All of it is told before this function returns.
 
     Raises:
         CrashError: where the log or the job cannot be written.
@@ -62,7 +74,9 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
             output = stack.enter_context(log.open("ab"))
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lstm-row-"))
             result_path, job_path = Path(folder, "result.json"), Path(folder, "job.json")
-            job_path.write_text(json.dumps({**job, "result": str(result_path), "parent": os.getpid()}))
+            progress = Path(folder, "progress.json")
+            paths = {"result": str(result_path), **({"progress": str(progress)} if watch else {})}
+            job_path.write_text(json.dumps({**job, **paths, "parent": os.getpid()}))
             child = subprocess.Popen(
                 [sys.executable, str(script), CHILD_FLAG, str(job_path)],
                 stdin=subprocess.DEVNULL,
@@ -77,7 +91,7 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
                 f"{where}: a process cannot be started ({what}); free some space there or in TMPDIR"
             ) from error
         try:
-            status = child.wait(timeout=limit_s)
+            status = _wait(child, limit_s, progress, watch) if watch else child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             return Outcome(None, f"stopped after its time limit of {limit_s:g} s (ROW_LIMIT_S)", limit_s, shown)
         finally:
@@ -87,6 +101,22 @@ def run_child(script: Path, job: dict, *, limit_s: float, log: Path, env: dict[s
             note = f"the process ended {_how(status)} behind its result" if status else ""
             return Outcome(json.loads(result_path.read_text()), "", seconds, shown, note)
         return Outcome(None, _reason(status), seconds, shown)
+
+
+def _wait(child: subprocess.Popen, limit_s: float, progress: Path, watch: Callable[[Sequence[dict]], None]) -> int:
+    """The child's exit status; subprocess.TimeoutExpired where it has made no progress for limit_s."""
+    told, deadline = b"", time.monotonic() + limit_s
+    while True:
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = child.wait(timeout=max(0.0, min(WATCH_S, deadline - time.monotonic())))
+        if progress.exists() and (content := progress.read_bytes()) != told:
+            told, deadline = content, time.monotonic() + limit_s
+            watch(json.loads(content))
+        if status is not None:
+            return status
+        if time.monotonic() >= deadline:
+            raise subprocess.TimeoutExpired(child.args, limit_s)
 
 
 def read_job(path: str) -> dict:
@@ -110,9 +140,17 @@ def _prctl(option: int, value: int) -> None:
 
 def write_result(job: dict, result: dict) -> None:
     """In the child: hand the result over, whole or not at all."""
-    path = Path(job["result"])
+    _hand_over(Path(job["result"]), result)
+
+
+def write_progress(job: dict, results: Sequence[dict]) -> None:
+    """In the child: hand over what is there so far, all of it again, while the child goes on."""
+    _hand_over(Path(job["progress"]), results)
+
+
+def _hand_over(path: Path, content: object) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, allow_nan=False))
+    temporary.write_text(json.dumps(content, allow_nan=False))
     temporary.replace(path)
 
 

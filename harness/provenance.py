@@ -6,7 +6,8 @@ from typing import Any
 from harness import schema
 from harness.cells import plain, value_at
 
-NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS")  # header constants that do not change what a row computes
+# Header constants that do not change what a row computes.
+NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES")
 # Title: key of a record's environment.
 FRAMEWORKS = {"TensorFlow": "tensorflow", "Keras": "keras", "PyTorch": "torch", "JAX": "jax"}
 ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *FRAMEWORKS.values(), "numpy", "python", "cpu", "cores", "os")

@@ -5,7 +5,8 @@
     python -m harness.tables results/RUN --headline             # and prints the headline tables, above the files' names
 
 A layout (layout/<benchmark>.json, written by the benchmark script) holds `title`, `question`, `rows` {row: what it is},
-`tables`, `footnotes`, `extra_rows`, `headline` {"table": index, "columns": [headings]} and `ours` [rows]. A table is
+`tables`, `footnotes`, `extra_rows`, `headline` {"table": index, "columns": [headings]}, `ours` [rows] and, of a benchmark
+that is measured along axes, `axes` (harness/axes.py). A table is
 
     {"title", "mode", "device" (null: one per device), "columns": [[heading, dotted path, format], ...], "note",
      "plot" (dotted path or null), "plot_unit", "plot_published": {label: dotted path}}
@@ -26,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import plots, records, schema
+from harness import axes, curves, plots, records, schema
 from harness.building import Table, build, in_groups, proof_table
 from harness.cells import Notes, markdown, paragraphs, plain
 from harness.errors import UserError
@@ -42,8 +43,16 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
         for index in range(len(layout["tables"]))
         for group, members in in_groups(rows).items()
         if (table := build(layout, index, group, members, notes))
+    ] + axes.tables(layout, rows, notes)
+    lines = [
+        f"# {layout['title']}",
+        "",
+        layout["question"],
+        "",
+        *head(rows),
+        "",
+        *paragraphs(axes.left_out(layout, rows)),
     ]
-    lines = [f"# {layout['title']}", "", layout["question"], "", *head(rows), ""]
     for table in tables:
         lines += [
             f"## {table.title}",
@@ -153,7 +162,11 @@ def render(run: str | os.PathLike) -> tuple[list[Path], list[str]]:
         text, drawn = page(layout, rows)
         for table in drawn:
             title = f"{layout['title']}. {table.title}"
-            records.write_bytes(run / table.picture, plots.draw(title, table.axis, table.bars, table.caption))
+            if table.curves:
+                picture = curves.draw(title, table.across, table.axis, table.curves, table.caption)
+            else:
+                picture = plots.draw(title, table.axis, table.bars, table.caption)
+            records.write_bytes(run / table.picture, picture)
         written.append(run / f"{benchmark}.md")
         records.write_bytes(written[-1], text.encode("utf-8"))
     records.write_bytes(written[0], index_page(run, found, problems).encode("utf-8"))

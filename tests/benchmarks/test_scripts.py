@@ -40,7 +40,7 @@ def constants(name, *arguments, preset="full", device="gpu"):
 
 
 def test_every_question_has_its_script():
-    assert NAMES == ["mnist", "ptb", "ptb_sentences", "stacked_lm", "synthetic"]
+    assert NAMES == ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
 
 
 # --- command line -------------------------------------------------------------------------------------------------------
@@ -106,11 +106,13 @@ TORCH = [
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
     "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", *TORCH, *JAX],
-    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront", *TORCH,
-            *JAX],
+    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "wavefront", "wavefront_persistent",
+            "cudnn_stack", *TORCH, *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
+    "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "wavefront", "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
-                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", *TORCH, *JAX],
+                   "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent",
+                   *TORCH, *JAX],
     "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront"],
 }  # fmt: skip
 
@@ -123,7 +125,7 @@ def test_rows_are_those_asked_for_and_each_says_what_must_be_seen_running(name, 
     for row, made in table.items():
         kernel = Kernel(**made.evidence(SimpleNamespace(**constants(name, device=device))))
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
-        assert made.needs_gpu == ("cudnn" in row or row == "torch_lstm_graph")
+        assert made.needs_gpu == ("cudnn" in row or row in ("torch_lstm_graph", "wavefront_persistent"))
         assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 
 
@@ -217,7 +219,7 @@ def test_layout_is_one_that_tables_are_drawn_from(name, tmp_path):
     path.write_text(json.dumps({"schema": 1, "benchmark": name, "rows": rows, **script.LAYOUT}))
     layout = tables.read_layout(path)
     modes = {*script.BENCHMARK.modes(set()), *script.BENCHMARK.modes(set(script.BENCHMARK.flags))}
-    assert {table["mode"] for table in layout["tables"]} == modes
+    assert {table["mode"] for table in [*layout["tables"], *layout.get("axes", [])]} == modes
     for note in layout["footnotes"]:
         if isinstance(note, dict):
             assert note["row"] in rows and note.get("device", "gpu") in ("gpu", "cpu")
@@ -247,6 +249,7 @@ def test_every_published_figure_has_a_row_and_a_column(name):
         figures |= row.get("published", {})
     assert set(figures) == columns
     named = {"mnist": PUBLISHED["mnist"], "ptb": PUBLISHED["ptb"]["speed"]["large"], "synthetic": {}, "ptb_sentences": {},
+             "scaling": {},
              "stacked_lm": {row for rows in PUBLISHED["stacked_lm"].values() for row in rows}}[name]  # fmt: skip
     assert {"while_loop, 2 GPUs" if row == "two_gpus" else row for row in named} <= shown
 

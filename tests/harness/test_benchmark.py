@@ -1,9 +1,8 @@
-"""A script's parent: rows in turn, each record kept as soon as it is there, and what --resume runs again."""
+"""A script's parent: rows in turn, each record kept as soon as it is there, and what becomes of it."""
 
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import intervals, machine, records, schema
+from harness import intervals, records, schema
 from harness.rounds import BUDGET_NOTE
 
 
@@ -170,135 +169,6 @@ def test_a_failing_reference_fails_the_rows_with_its_reason(stub):
     assert stub.record("first")["reason"].startswith("the float64 reference: ValueError: no such layer; see logs/")
 
 
-# Runs into the same folder
-
-
-def test_without_resume_rows_are_measured_anew_and_other_rows_kept(stub):
-    assert stub.main("--processes=2") == 0
-    other = stub.record("second")
-    stub.starts()
-    assert stub.main("--processes=1", "--rows=first") == 0
-    assert stub.rows_started() == ["first 0"]
-    assert stub.record("first")["blocks_ms"] == [[10.0, 10.5]]
-    assert stub.record("second") == other
-
-
-def test_resume_runs_finished_rows_not_again_and_failed_ones_again(stub):
-    assert stub.main("--rows=first,flaky") == 1
-    stub.starts()
-    stub.script.with_name("repaired").touch()
-    assert stub.main("--rows=first,flaky,third", "--resume") == 0
-    assert stub.rows_started() == ["third 0", "flaky 0"]
-    assert stub.record("flaky")["status"] == "ok"
-    assert stub.main("--rows=flaky", "--resume") == 0
-    assert stub.rows_started() == [], "a row is finished whatever other rows were asked for"
-
-
-def test_resume_runs_rows_again_whose_constants_changed(stub):
-    assert stub.main("--rows=first") == 0
-    stub.starts()
-    assert stub.main("--rows=first", "--units=32", "--resume") == 0
-    assert stub.rows_started() == ["first 0"]
-    assert stub.record("first")["config"]["UNITS"] == 32
-
-
-def test_resume_runs_rows_again_that_ran_on_other_data(stub):
-    assert stub.main("--rows=first") == 0
-    stub.starts()
-    stub.script.write_text(stub.script.read_text().replace('"file": "00"', '"file": "11"'))
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"]
-
-
-@pytest.mark.parametrize("installed, runs_again", [
-    ({"tensorflow": "2.21.0", "numpy": "2.4.6", "torch": "2.13.0"}, False),  # the peers, since then
-    ({"tensorflow": "2.22.0", "numpy": "2.4.6"}, True),
-    ({"tensorflow": "2.21.0", "numpy": "2.5.0"}, True),
-])  # fmt: skip
-def test_resume_runs_rows_again_whose_own_packages_changed(stub, monkeypatch, installed, runs_again):
-    assert stub.main("--rows=first") == 0
-    for mode in ("forward", "train"):
-        record = stub.record("first", mode)
-        record["environment"]["packages"] = {"tensorflow": "2.21.0", "numpy": "2.4.6"}
-        records.write_record(stub.out, record)
-    stub.starts()
-    monkeypatch.setattr(machine, "packages", lambda: installed)
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"] * runs_again
-
-
-def test_resume_gives_a_row_the_processes_that_it_lacks(stub):
-    assert stub.main("--full") == 0
-    for mode in ("forward", "train"):
-        record = stub.record("first", mode)
-        record["blocks_ms"] = record["blocks_ms"][:1]
-        record["step_ms"] = intervals.step_of(record["blocks_ms"])
-        records.write_record(stub.out, record)
-    stub.starts()
-    assert stub.main("--full", "--resume") == 0
-    assert stub.rows_started() == ["first 1", "first 2"]
-    assert stub.record("first")["blocks_ms"] == [[10.0, 10.5], [11.0, 11.5], [12.0, 12.5]]
-
-
-def change(stub, **facts):
-    """Other facts about the machine and the code in the records of the row `first`, of which one process is left."""
-    for mode in ("forward", "train"):
-        record = stub.record("first", mode)
-        record["environment"] |= facts
-        record["blocks_ms"] = record["blocks_ms"][:1]
-        record["step_ms"] = intervals.step_of(record["blocks_ms"])
-        records.write_record(stub.out, record)
-    stub.starts()
-
-
-@pytest.mark.parametrize("key, value", [("cpu", "another"), ("cores", 1000), ("driver", "580"), ("python", "3.10.0")])
-def test_resume_runs_rows_again_that_ran_on_another_machine(stub, key, value):
-    here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
-    assert stub.main("--processes=2", "--rows=first") == 0
-    change(stub, **here, driver=None)
-    assert stub.main("--processes=2", "--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 1"], "on this very machine its processes count"
-    change(stub, **{key: value})
-    assert stub.main("--processes=2", "--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0", "first 1"]
-    assert key not in stub.record("first")["environment"]
-
-
-@pytest.mark.parametrize("then, now, runs_again", [
-    ({"diff": "a1"}, "a1", False), ({"diff": None}, None, False), ({"dirty": True, "diff": "a1"}, "a1", False),
-    ({"diff": "a1"}, None, True), ({"diff": None}, "a1", True), ({"diff": "a1"}, "b2", True), ({"dirty": True}, None, True),
-    ({"commit": "b", "diff": None}, None, True),
-])  # fmt: skip
-def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch, then, now, runs_again):
-    assert stub.main("--rows=first") == 0
-    change(stub, **then)
-    monkeypatch.setattr(machine, "diff", lambda: now)
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"] * runs_again
-
-
-def test_resume_trusts_no_record_of_an_earlier_commit_where_changes_are_uncommitted_now(stub, monkeypatch):
-    assert stub.main("--rows=first") == 0
-    stub.starts()
-    monkeypatch.setattr(machine, "commit", lambda: {"commit": "c", "dirty": True})
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"], "the record does not say of which changes it is"
-
-
-@pytest.mark.parametrize("resume", [(), ("--resume",)])
-def test_a_row_that_was_measured_is_not_called_skipped_where_it_cannot_run_now(stub, monkeypatch, capfd, resume):
-    monkeypatch.setattr("harness.runtimes.missing", lambda name: "")
-    assert stub.main("--rows=of_a_peer") == 0
-    measured = stub.record("of_a_peer")
-    records.path_of(stub.out, {**measured, "mode": "forward"}).unlink()
-    monkeypatch.setattr("harness.runtimes.missing", lambda name: "not installed")
-    capfd.readouterr()
-    assert stub.main("--rows=of_a_peer", *resume) == 0
-    assert stub.record("of_a_peer") == measured
-    assert "of_a_peer: not installed; its earlier record stays (train)\n" in capfd.readouterr().err
-    assert stub.record("of_a_peer", "forward")["status"] == "skipped"
-
-
 def test_a_mode_that_fails_later_loses_its_times_and_the_others_say_why_they_stopped(stub):
     text = stub.script.read_text()
     fails = 'if measurement.process: parts["train"] = {"status": "failed", "reason": "update: error 0.5"}\n    return parts\n'
@@ -327,20 +197,6 @@ def test_a_process_that_crashes_behind_its_result_keeps_it_and_says_so(stub):
     assert stub.main("--rows=first") == 0
     record = stub.record("first")
     assert record["status"] == "ok" and record["notes"] == ["the process ended by SIGSEGV behind its result"]
-
-
-def test_resume_goes_on_with_the_seconds_that_a_row_has_spent(stub):
-    assert stub.main("--processes=3", "--rows=first") == 0
-    spent = stub.record("first")["spent_s"]
-    assert 0 < spent < 60 and stub.record("first", "forward")["spent_s"] == spent
-    change(stub)
-    for mode in ("forward", "train"):
-        records.write_record(stub.out, {**stub.record("first", mode), "spent_s": 100.0})
-    assert stub.main("--processes=3", "--rows=first", "--resume") == 0  # its budget is of 60 s
-    assert stub.rows_started() == ["first 1"]
-    assert stub.record("first")["notes"] == [BUDGET_NOTE] and stub.record("first")["spent_s"] > 100
-    assert stub.main("--processes=1", "--rows=first") == 0
-    assert stub.record("first")["spent_s"] < 60, "measured anew"
 
 
 # Ctrl-C

@@ -227,3 +227,46 @@ def test_nothing_of_a_child_stays_in_the_temporary_folder(run, tmp_path, monkeyp
     for body in ("processes.write_result(job, {})", "sys.exit(1)"):
         run(body)
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+# Progress
+
+THREE = """
+for number in range(3):
+    processes.write_progress(job, [{"number": k} for k in range(number + 1)])
+    time.sleep(float(job["pause_s"]))
+"""
+
+
+def progress(stub, tmp_path, ending: str, limit_s: float, pause_s: float):
+    """(the outcome, what was told of the child's progress)."""
+    told = []
+    job = {"pause_s": pause_s}
+    outcome = processes.run_child(stub(THREE + ending), job, limit_s=limit_s, log=tmp_path / "log", watch=told.append)
+    return outcome, told
+
+
+@pytest.mark.parametrize("ending", [
+    "processes.write_result(job, {})", "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)", "time.sleep(60)",
+])  # fmt: skip
+def test_all_progress_is_told_however_the_child_ends(stub, tmp_path, ending):
+    outcome, told = progress(stub, tmp_path, ending, 3, 0)
+    assert told[-1] == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert (outcome.result == {}) == ("write_result" in ending)
+
+
+def test_the_time_limit_counts_from_the_last_progress(stub, tmp_path):
+    outcome, told = progress(stub, tmp_path, "processes.write_result(job, {})", 2.5, 1.5)
+    assert outcome.result == {} and len(told) == 3 and outcome.seconds > 2.5
+    outcome, told = progress(stub, tmp_path, "time.sleep(60)", 1.5, 0.1)
+    assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 1.5 s")
+
+
+def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
+    def watch(told):
+        raise RuntimeError("no space")
+
+    with pytest.raises(RuntimeError, match="no space"):
+        processes.run_child(stub(THREE), {"pause_s": 20}, limit_s=60, log=tmp_path / "log", watch=watch)
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert not alive

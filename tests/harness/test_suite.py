@@ -15,7 +15,7 @@ from harness import jobs, machine, options, suite
 from harness.errors import UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
-NAMES = ["mnist", "ptb", "ptb_sentences", "stacked_lm", "synthetic"]
+NAMES = ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
 HEADER = '''"""A stand-in for a benchmark script."""
 # -----
 CONFIG = "{config}"
@@ -94,7 +94,8 @@ def run(folder: Path, *argv: str) -> int:
 
 
 def test_full_preset_measures_large_ptb_and_trains_the_small_one(scripts):
-    expected = ["mnist", "ptb --config=large", "ptb --config=small --train", "ptb_sentences", "stacked_lm", "synthetic"]
+    ptb = ["ptb --config=large", "ptb --config=small --train"]
+    expected = ["mnist", *ptb, "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
     assert planned(scripts) == expected
 
 
@@ -172,11 +173,12 @@ def test_every_job_runs_in_order_with_the_runs_folder(scripts, capsys):
         "ptb",
         "ptb",
         "ptb_sentences",
+        "scaling",
         "stacked_lm",
         "synthetic",
     ]
     output = capsys.readouterr().out
-    assert "[2/6] ptb --config=small\n" in output and "README.md" in output
+    assert "[2/7] ptb --config=small\n" in output and "README.md" in output
     assert f"--out={scripts.parent / 'out'}" in (scripts / "started").read_text()
 
 
@@ -193,7 +195,7 @@ def test_failing_script_leaves_the_others_running_and_makes_status_1(scripts, ca
     (scripts / "ptb.does").write_text(does)
     assert run(scripts, "--quick", "--device=cpu") == 1
     assert started(scripts)[-1] == ["synthetic"]
-    assert f"[2/6] ptb --config=small: {words}" in capsys.readouterr().out
+    assert f"[2/7] ptb --config=small: {words}" in capsys.readouterr().out
 
 
 def test_script_that_refuses_its_input_ends_the_suite_with_status_2(scripts):

@@ -1,0 +1,161 @@
+"""A benchmark along axes: which points there are, one process for many of them, and what becomes of each."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import options, records, sweep
+from harness.errors import UserError
+
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("stub_sweep.py")
+AXES = [{"name": "units", "constant": "UNITS"}, {"name": "batch", "constant": "BATCH_SIZE"}]
+CENTRE, POINTS = "8 4", ["8 4", "2 4", "16 4", "8 1"]  # units and batch, in the quick preset
+
+
+class Stub:
+    """A copy of stub_sweep.py and its run's folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.out = folder, folder / "out"
+        self.script = Path(shutil.copy(SCRIPT, folder / "stub.py"))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        """As a user would; --quick unless another preset is named."""
+        preset = [] if "--full" in arguments else ["--quick"]
+        command = [sys.executable, str(self.script), "--device=cpu", f"--out={self.out}", *preset, *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+    def starts(self) -> list[str]:
+        log = self.folder / "starts"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return lines
+
+    def measured(self) -> list[tuple[str, str]]:
+        """(process id, "units batch") of every point that was measured since the last call."""
+        rows = [line.split() for line in self.starts() if line[0].isdigit()]
+        return [(pid, f"{units} {batch}") for pid, _, units, batch, _ in rows]
+
+    def statuses(self) -> dict[str, str]:
+        """{"units batch": status} of the records."""
+        found, problems = records.read_run(self.out)
+        assert not problems
+        return {f"{r['config']['UNITS']} {r['config']['BATCH_SIZE']}": r["status"] for r in found}
+
+
+@pytest.fixture
+def stub(tmp_path):
+    return Stub(tmp_path)
+
+
+# Points
+
+
+def read(text):
+    return sweep.read_axes(text, AXES, options.read_header(SCRIPT))
+
+
+def test_axes_are_read_with_their_values_once_each():
+    assert read("units=2,8,2  batch=1") == {"units": [2, 8], "batch": [1]}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("layers=1", "'layers=1': no such axis; expected units, batch"), ("units", "each value has to be an integer"),
+    ("units=", "each value has to be an integer"), ("units=1,x", "each value has to be an integer"),
+    ("units=0", "an integer of at least 1"), ("units=1.5", "an integer"), ("units=1 units=2", "units is there twice"),
+    ("=1", "no such axis"),
+])  # fmt: skip
+def test_wrong_axes_are_told_with_what_is_expected(text, said):
+    with pytest.raises(UserError, match=said):
+        read(text)
+
+
+def test_wrong_axes_end_the_script_before_anything_runs(stub):
+    done = stub.run("--axes=layers=1")
+    assert done.returncode == 2 and done.stderr.startswith("error: --axes: 'layers=1'") and not stub.out.exists()
+
+
+def test_every_point_is_measured_in_one_process_and_has_its_own_record_and_reference(stub):
+    done = stub.run()
+    assert done.returncode == 0, done.stderr
+    lines = stub.starts()
+    assert [line for line in lines if line.startswith("reference")] == [f"reference {point}" for point in POINTS]
+    assert lines.count("matmul") == 1
+    rows = [line.split() for line in lines if line[0].isdigit()]
+    assert [" ".join(row[2:4]) for row in rows] == POINTS and len({row[0] for row in rows}) == 1
+    names = {path.name.split(".")[1] for path in (stub.out / "rows").iterdir()}
+    assert names == {"centre", "centre-units_2", "centre-units_16", "centre-batch_1"}
+    record = records.read_record(stub.out / "rows" / "stub.centre-units_16.good.stack.cpu.fp32.json")
+    assert record["config"]["UNITS"] == 16 and record["blocks_ms"] == [[16.0, 16.5]] and record["spent_s"] > 0
+    assert "| 16 |" in " ".join((stub.out / "stub.md").read_text().split())
+
+
+def test_a_size_that_the_user_fixed_is_no_axis_unless_the_axes_are_his_too(stub):
+    assert stub.run("--units=3").returncode == 0
+    assert set(stub.statuses()) == {"3 4", "3 1"}
+    assert stub.run("--units=3", "--axes=units=5", f"--out={stub.folder / 'other'}").returncode == 0
+    stub.out = stub.folder / "other"
+    assert set(stub.statuses()) == {"3 4", "5 4"}
+
+
+def test_rows_go_in_turn_over_several_processes(stub):
+    assert stub.run("--full", "--rows=good,unproven").returncode == 0
+    rows = [line.split() for line in stub.starts() if line[0].isdigit()]
+    turns = list(dict.fromkeys((row[1], row[4]) for row in rows))
+    assert turns == [("good", "0"), ("unproven", "0"), ("good", "1"), ("unproven", "1")]
+    assert len({row[0] for row in rows}) == 4
+    record = records.read_record(stub.out / "rows" / "stub.centre-units_2.good.stack.cpu.fp32.json")
+    assert record["blocks_ms"] == [[2.0, 2.5]] * 2
+
+
+# Failures
+
+
+@pytest.mark.parametrize(("row", "reason", "options"), [
+    ("raises", "ValueError: something is wrong; see logs/stub.centre.raises.cpu.fp32.log", ()),
+    ("segfaults", "the process was ended by SIGSEGV; see logs/", ()),
+    ("sleeps", "stopped after its time limit of 6 s (ROW_LIMIT_S); see logs/", ("--row-limit-s=6",)),
+])  # fmt: skip
+def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measured(stub, row, reason, options):
+    done = stub.run(f"--rows={row}", *options)
+    assert done.returncode == 1 and "failed: stub.centre-units_16" in done.stderr
+    assert stub.statuses() == {"8 4": "ok", "2 4": "ok", "16 4": "failed", "8 1": "ok"}
+    measured = stub.measured()
+    assert [point for _, point in measured] == POINTS, "each once"
+    first, second, third, fourth = (pid for pid, _ in measured)
+    assert first == second == third != fourth, "another process goes on behind it"
+    failed = records.read_record(stub.out / "rows" / f"stub.centre-units_16.{row}.stack.cpu.fp32.json")
+    assert failed["reason"].startswith(reason) and not failed["blocks_ms"]
+    assert "failed [1]" in (stub.out / "stub.md").read_text()
+
+
+def test_a_failed_proof_leaves_the_process_to_the_other_points(stub):
+    assert stub.run("--rows=unproven").returncode == 1
+    assert stub.statuses() == {"8 4": "ok", "2 4": "ok", "16 4": "failed", "8 1": "ok"}
+    assert len({pid for pid, _ in stub.measured()}) == 1
+
+
+def test_a_row_that_cannot_run_is_skipped_at_every_point(stub):
+    assert stub.run("--rows=needs_gpu").returncode == 0
+    assert stub.statuses() == dict.fromkeys(POINTS, "skipped") and not stub.starts()
+    assert "skipped" in (stub.out / "stub.md").read_text()
+
+
+def test_resume_measures_only_the_points_that_are_missing(stub):
+    """The parent is killed while a row is at its third point; what was measured before is there, and stays."""
+    assert stub.run("--rows=killed_once").returncode == -signal.SIGKILL
+    assert stub.statuses() == {"8 4": "ok", "2 4": "ok"}
+    assert [point for _, point in stub.measured()] == ["8 4", "2 4", "16 4"]
+    (stub.folder / "repaired").touch()
+    assert stub.run("--rows=killed_once", "--resume").returncode == 0
+    assert [point for _, point in stub.measured()] == ["16 4", "8 1"]
+    assert stub.statuses() == dict.fromkeys(POINTS, "ok")
+    assert stub.run("--rows=killed_once", "--resume", "--axes=units=2,32").returncode == 0
+    assert [point for _, point in stub.measured()] == ["32 4"], "the same points are as good on other axes"
