@@ -16,6 +16,8 @@ CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_blockPersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
 WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has
+PTX_OP = "xla:XlaCustomCallV2"
+PERSISTENT_KERNEL = r"lstm_wavefront_(forward|backward)"
 LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
 
 
@@ -190,6 +192,15 @@ IMPLEMENTATIONS = {
         _stack("wavefront_stack.WavefrontStack"),
         lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1},
         not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",
+        jit_compile=True,
+    ),
+    "wavefront_persistent": Implementation(
+        "the same schedule in two persistent CUDA kernels, forward and backward, called from XLA",
+        _stack("wavefront_stack.PersistentWavefrontStack"),
+        lambda layers, steps: {"xla": 1, PTX_OP: 1},
+        not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",
+        kernels=PERSISTENT_KERNEL,
+        needs_gpu=True,
         jit_compile=True,
     ),
 }

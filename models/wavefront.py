@@ -1,4 +1,4 @@
-"""WavefrontLSTM: a stack of LSTM layers that advances along its diagonal. Pure TensorFlow, made for XLA.
+"""WavefrontLSTM: a stack of LSTM layers that advances along its diagonal. Made for XLA.
 
     model = keras.Sequential([
         keras.Input((None, 64)),
@@ -19,8 +19,14 @@ these differences:
 Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA it gives the same numbers, slower; what dropout draws,
 TensorFlow draws differently under XLA.
 
+It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
+schedule in two CUDA kernels, which is up to several times as fast; it needs an NVIDIA GPU, TensorFloat-32 or 16 bits, batches of
+one fixed shape (keras.Input(batch_shape=(64, 35, 200))), and knows neither masks nor layer normalisation nor two directions.
+What it cannot do is a ValueError: neither stands in for the other unasked.
+
 Where to read on: models/wavefront_stacking.py chooses what of the stack advances together, models/wavefront_schedule.py is the
-schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step. models/wavefront_convert.py goes to and
+schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step; models/wavefront_persistent.py and
+models/wavefront_kernels.cu are the persistent kernels. models/wavefront_convert.py goes to and
 from keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of
 models/layouts.py, under the names that CudnnLSTMLayer gives them.
 """
@@ -37,10 +43,12 @@ import tensorflow as tf
 from models import cudnn_checks
 from models.stack_layer import StackLayer
 from models.stack_spec import canonical_shapes, check_names
+from models.wavefront_persistent import persistent_stack
 from models.wavefront_stacking import LayerWeights, bidirectional_stack, lstm_stack
 from models.weights import Shapes
 
 NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
+IMPLEMENTATIONS = ("xla", "persistent")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 INSTEAD = {
     "time_major": "give inputs [batch, time, features]",
@@ -59,6 +67,7 @@ class WavefrontLSTM(StackLayer):
             two directions of a layer advance together, and the layers in turn.
         dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
         layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
+        implementation: "xla" or "persistent".
         return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
             backward direction: at the beginning).
         return_state: whether to return the final states too.
@@ -85,6 +94,7 @@ class WavefrontLSTM(StackLayer):
         direction: str = "unidirectional",
         dropout: float = 0.0,
         layer_normalization: bool = False,
+        implementation: str = "xla",
         return_sequences: bool = False,
         return_state: bool = False,
         stateful: bool = False,
@@ -102,6 +112,7 @@ class WavefrontLSTM(StackLayer):
                 "dropout: acts between layers, and there is one; put keras.layers.Dropout around it", stacklevel=2
             )
         self.layer_normalization = cudnn_checks.boolean("layer_normalization", layer_normalization)
+        self.implementation = _implementation(implementation, self)
         self.seed = None if seed is None else cudnn_checks.integer("seed", seed, 0, 2**31 - 1)
         if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
             raise ValueError(
@@ -112,7 +123,8 @@ class WavefrontLSTM(StackLayer):
         self.parameters = {}
 
     def get_config(self) -> dict:
-        return {**super().get_config(), "layer_normalization": self.layer_normalization, "seed": self.seed}
+        own = ("layer_normalization", "implementation", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in own}}
 
     def get_canonical(self) -> dict[str, np.ndarray]:
         """The weights in the canonical form (models/layouts.py), and those of layer normalisation: lstm_0/forward/kernel_gain
@@ -170,6 +182,11 @@ class WavefrontLSTM(StackLayer):
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self.drop if training and self.dropout and self.num_layers > 1 else None
+        if self.implementation == "persistent":
+            if lengths is not None:
+                raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
+            outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout)
+            return outputs, finals
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
@@ -179,6 +196,20 @@ class WavefrontLSTM(StackLayer):
             run = lstm_stack
         outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout)
         return outputs, finals
+
+
+def _implementation(given: object, layer: WavefrontLSTM) -> str:
+    if given not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: {given!r} given, expected one of {', '.join(IMPLEMENTATIONS)}")
+    for name, wrong in (
+        ("direction", layer.direction != "unidirectional"),
+        ("layer_normalization", layer.layer_normalization),
+    ):
+        if given == "persistent" and wrong:
+            raise ValueError(
+                f"{name}: {getattr(layer, name)!r} given, not supported by implementation='persistent'; use implementation='xla'"
+            )
+    return given
 
 
 def _with_steps(x: tf.Tensor) -> tf.Tensor:

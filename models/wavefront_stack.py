@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from models import layouts
 from models.stack import Stack
+from models.wavefront_persistent import persistent_stack
 from models.wavefront_stacking import LayerWeights, lstm_stack
 
 
@@ -17,6 +18,7 @@ class WavefrontStack(Stack):
     time_major = True
     to_layout = staticmethod(layouts.to_keras)
     from_layout = staticmethod(layouts.from_keras)
+    run = staticmethod(lstm_stack)
 
     def stage_states(self, states) -> tuple[tf.Tensor, tf.Tensor]:
         pairs = [layer[0] for layer in states]
@@ -27,5 +29,11 @@ class WavefrontStack(Stack):
     def __call__(self, inputs, states, dropout, training):
         arrays = [self._cast(variable) for variable in self.variables]
         layers = [LayerWeights(*arrays[3 * k : 3 * k + 3]) for k in range(self.num_layers)]
-        outputs, h, c = lstm_stack(inputs, layers, *states, dropout=dropout)
+        outputs, h, c = self.run(inputs, layers, *states, dropout=dropout)
         return outputs, (h, c)
+
+
+class PersistentWavefrontStack(WavefrontStack):
+    """The same on the persistent CUDA kernels of wavefront_persistent.py."""
+
+    run = staticmethod(persistent_stack)

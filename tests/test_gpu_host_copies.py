@@ -1,4 +1,8 @@
-"""On a GPU: what a timed step copies to the host is seen in the profile, in every framework; and a clock without a sync."""
+"""On a GPU: what a timed step copies to the host is seen in the profile, in every framework; and a clock without a sync.
+
+One framework a process: python -m pytest tests/test_gpu_host_copies.py -k tensorflow, and so on. Two CUDA runtimes in one
+do not agree on what a GPU looks like.
+"""
 
 import pytest
 
@@ -10,8 +14,9 @@ pytestmark = pytest.mark.gpu
 
 
 def tensorflow_case(row: str = "keras_cudnn"):
+    runtime = cases.make_runtime("gpu", "fp32")  # first: it bounds what TensorFlow takes of the GPU's memory
     trial = cases.language_model(row, "fp32")
-    return trial, cases.make_runtime("gpu", "fp32"), lambda: trial.embedding.value.numpy()
+    return trial, runtime, lambda: trial.embedding.value.numpy()
 
 
 def torch_case(row: str = "torch_lstm"):

@@ -1,0 +1,159 @@
+"""CUDA C++ inside a function that XLA compiles: source → PTX by NVRTC → XLA's custom call for PTX.
+
+NVRTC, NVIDIA's run-time compiler, is a library that tensorflow[and-cuda] installs: nothing is built at installation, and a kernel
+is compiled for the very shapes of a model, in about a second, when the function around it is traced.
+"""
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+TARGET = "__gpu$xla.gpu.ptx"  # xla/service/gpu/custom_kernel_emitter_cuda.cc
+LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
+PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")  # that hold them, of CUDA 12 and 13
+
+
+class Chip(NamedTuple):
+    """What a launch has to fit on.
+
+    Attributes:
+        multiprocessors: thread blocks that surely run at the same time, where one fills a multiprocessor.
+        shared_bytes: of shared memory, at most, of one thread block.
+        capability: compute capability, times ten: 90 for an H100.
+    """
+
+    multiprocessors: int
+    shared_bytes: int
+    capability: int
+
+
+@functools.cache
+def chip() -> Chip:
+    """The first GPU that TensorFlow sees.
+
+    Raises:
+        ValueError: it sees none.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        raise ValueError("no NVIDIA GPU that TensorFlow sees, expected one: its kernels are CUDA's")
+    driver, device, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+
+    def ask(attribute: int) -> int:
+        _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "cuDeviceGetAttribute")
+        return value.value
+
+    _check(driver.cuInit(0), "cuInit")
+    _check(driver.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")  # as CUDA_VISIBLE_DEVICES orders them
+    # CU_DEVICE_ATTRIBUTE_: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, COMPUTE_CAPABILITY_MAJOR and _MINOR
+    return Chip(ask(16), ask(97), 10 * ask(75) + ask(76))
+
+
+@functools.cache
+def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:
+    """The PTX of CUDA C++ `source`, with macros defined.
+
+    Raises:
+        ValueError: the source does not compile; the message holds the compiler's log.
+        OSError: there is no NVRTC.
+    """
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    options = [
+        f"--gpu-architecture=compute_{capability}",
+        "--std=c++17",
+        "--device-as-default-execution-space",
+        *(f"-D{name}={value}" for name, value in defines),
+    ]
+    _check(
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None),
+        "nvrtcCreateProgram",
+    )
+    try:
+        failed = nvrtc.nvrtcCompileProgram(
+            program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+        )
+        if failed:
+            raise ValueError(
+                f"CUDA source does not compile with {' '.join(options)}:\n{_text(nvrtc, program, 'ProgramLog')}"
+            )
+        return _text(nvrtc, program, "PTX")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def launch(
+    name: str,
+    code: str,
+    operands: Sequence[tf.Tensor],
+    results: Sequence[tf.TensorSpec],
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+) -> list[tf.Tensor]:
+    """One launch of a kernel, in a function that XLA compiles.
+
+    Args:
+        name: of the kernel in `code`, PTX. Its parameters are pointers: the operands', then the results'.
+        grid, threads: thread blocks; threads of each.
+        shared_bytes: dynamic shared memory of a thread block.
+    """
+    from tensorflow.compiler.tf2xla.python import xla
+
+    places = ", ".join(str(len(operands) + k) for k in range(len(results)))
+    config = {
+        "name": _quoted(name), "kernel_type": _quoted("ptx"), "kernel_data": _quoted(code),
+        "grid_x": grid, "grid_y": 1, "grid_z": 1, "block_x": threads, "block_y": 1, "block_z": 1,
+        "shared_mem_bytes": shared_bytes, "output_indices": f"[{places}]",
+    }  # fmt: skip
+    return list(xla.custom_call_v2(TARGET, operands, results, backend_config=_dictionary(config)))
+
+
+def _dictionary(entries: Mapping[str, object]) -> str:
+    """As an MLIR attribute."""
+    return "{" + ", ".join(f"{name} = {value}" for name, value in entries.items()) + "}"
+
+
+def _quoted(text: str) -> str:
+    """As an MLIR string."""
+    return '"' + "".join(c if c.isprintable() and c not in '"\\' else f"\\{ord(c):02X}" for c in text) + '"'
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    for place in (*_folders(), Path()):
+        for name in LIBRARIES:
+            if not place.name or (place / name).exists():
+                try:
+                    return ctypes.CDLL(str(place / name))
+                except OSError:
+                    continue
+    raise OSError("no NVRTC found, expected libnvrtc.so.12 or .13: pip install nvidia-cuda-nvrtc-cu12")
+
+
+def _folders() -> list[Path]:
+    """Where packages keep their libraries."""
+    found = []
+    for package in PACKAGES:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # of the parent
+            continue
+        found += [Path(folder) / "lib" for folder in (spec.submodule_search_locations or ())] if spec else []
+    return found
+
+
+def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
+    size = ctypes.c_size_t()
+    _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+    text = ctypes.create_string_buffer(size.value)
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, text), what)
+    return text.value.decode()
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise ValueError(f"{what} failed with status {status}")

@@ -1,0 +1,231 @@
+// CUDA's threads on one thread of a CPU, for the kernels of models/wavefront_kernels.cu: each is a context of its own that
+// gives way wherever threads wait for each other. Included in front of the kernels' source:
+//
+//     g++ -std=c++17 -O2 -shared -fPIC -DEMULATED -include cuda_emulator.h -x c++ wavefront_kernels.cu -D… -o kernels.so
+//
+// Exports launch(blocks, threads, shared_bytes, pointers): runs the one kernel, with uninitialised shared memory full of NaN.
+#pragma once
+#include <math.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(n)
+
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct Index {
+  int x;
+};
+inline Index threadIdx, blockIdx;
+
+namespace emulator {
+struct Block {
+  int waiting = 0;
+  unsigned generation = 0;
+  std::vector<uint4> shared;
+};
+struct Cluster {
+  int waiting = 0;
+  unsigned generation = 0;
+};
+struct Warp {
+  int arrived = 0;
+  unsigned generation = 0;
+  unsigned a[2][32][4], b[2][32][2];
+};
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Block* block;
+  Cluster* cluster;
+  Warp* warp;
+  int index, block_index;
+  bool done = false;
+};
+inline ucontext_t scheduler;
+inline Thread* running;
+inline int threads_of_block;
+
+inline void give_way() { swapcontext(&running->context, &scheduler); }
+
+inline float bits(unsigned x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+}  // namespace emulator
+
+inline unsigned char* shared_memory() { return reinterpret_cast<unsigned char*>(emulator::running->block->shared.data()); }
+
+inline void __syncthreads() {
+  emulator::Block& block = *emulator::running->block;
+  unsigned generation = block.generation;
+  if (++block.waiting == emulator::threads_of_block) {
+    block.waiting = 0;
+    ++block.generation;
+  }
+  while (block.generation == generation) emulator::give_way();
+}
+
+inline void sync_cluster() {
+  emulator::Cluster& cluster = *emulator::running->cluster;
+  unsigned generation = cluster.generation;
+  if (++cluster.waiting == SPLIT * emulator::threads_of_block) {
+    cluster.waiting = 0;
+    ++cluster.generation;
+  }
+  while (cluster.generation == generation) emulator::give_way();
+}
+
+inline float from_peer(const float* mine, int rank) {
+  emulator::Block* block = emulator::running->block;
+  std::ptrdiff_t offset = mine - reinterpret_cast<const float*>(block->shared.data());
+  emulator::Block* peer = block - emulator::running->block_index % SPLIT + rank;
+  return reinterpret_cast<const float*>(peer->shared.data())[offset];
+}
+
+inline void __threadfence() {}
+inline unsigned __float_as_uint(float x) {
+  unsigned y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+inline float __uint_as_float(unsigned x) { return emulator::bits(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline uint4 __ldg(const uint4* p) { return *p; }
+inline uint4 __ldcg(const uint4* p) { return *p; }
+inline float __expf(float x) { return expf(x); }
+inline unsigned atomicAdd(unsigned* p, unsigned x) { return std::exchange(*p, *p + x); }
+inline void arrive(unsigned* counter) { ++*counter; }
+inline unsigned look(const unsigned* counter) {
+  emulator::give_way();
+  return *counter;
+}
+
+inline float wide(float x) { return x; }
+inline float wide(unsigned short x) {
+#if NUMBER == 2
+  return emulator::bits((unsigned)x << 16);
+#else
+  _Float16 y;
+  memcpy(&y, &x, 2);
+  return y;
+#endif
+}
+#if NUMBER == 0 || NUMBER == 3
+inline float narrow(float x) { return x; }
+#else
+inline unsigned short narrow(float x) {
+  unsigned short y;
+#if NUMBER == 2
+  unsigned z;
+  memcpy(&z, &x, 4);
+  y = (z + 0x7fff + (z >> 16 & 1)) >> 16;
+#else
+  _Float16 h = x;
+  memcpy(&y, &h, 2);
+#endif
+  return y;
+}
+#endif
+
+// mma.sync.m16n8k8 (tf32) and m16n8k16 (float16, bfloat16) with the fragments of the PTX manual.
+inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  emulator::Warp& warp = *emulator::running->warp;
+  int lane = emulator::running->index % 32;
+  unsigned generation = warp.generation, half = generation % 2;  // two sets: a fast thread may already be at the next one
+  unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  memcpy(warp.a[half][lane], a, sizeof a);
+  memcpy(warp.b[half][lane], b, sizeof b);
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    ++warp.generation;
+  }
+  while (warp.generation == generation) emulator::give_way();
+
+  constexpr int PER_REGISTER = NUMBER == 0 || NUMBER == 3 ? 1 : 2;
+  auto number = [](unsigned x, int part) {
+#if NUMBER == 0 || NUMBER == 3
+    return emulator::bits(x & 0xffffe000u);  // as the tensor cores cut it
+#else
+    return wide((unsigned short)(x >> 16 * part));
+#endif
+  };
+  for (int e = 0; e < 4; ++e) {
+    int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 8 * PER_REGISTER; ++k) {
+      int owner = k / PER_REGISTER % 4, upper = k / PER_REGISTER / 4;
+      c[e] += number(warp.a[half][row % 8 * 4 + owner][row / 8 + 2 * upper], k % PER_REGISTER) *
+              number(warp.b[half][column * 4 + owner][upper], k % PER_REGISTER);
+    }
+  }
+}
+
+namespace emulator {
+template <typename... Parameters, size_t... Places>
+void call(void (*kernel)(Parameters...), void** pointers, std::index_sequence<Places...>) {
+  kernel(static_cast<Parameters>(pointers[Places])...);
+}
+
+template <typename... Parameters>
+int parameters(void (*)(Parameters...)) {
+  return sizeof...(Parameters);
+}
+
+inline void (*entry)(void**);
+inline void** arguments;
+
+inline void start() {
+  entry(arguments);
+  running->done = true;
+  give_way();
+}
+
+// False where no thread got on: the kernel would hang.
+inline bool launch(int blocks, int threads, int shared_bytes, void** pointers, void (*kernel)(void**)) {
+  entry = kernel, arguments = pointers, threads_of_block = threads;
+  std::vector<Block> all_blocks(blocks);
+  std::vector<Cluster> clusters((blocks + SPLIT - 1) / SPLIT);
+  std::vector<Warp> warps(blocks * threads / 32);
+  std::vector<Thread> all(blocks * threads);
+  constexpr int STACK = 1 << 16;
+  for (int k = 0; k < blocks * threads; ++k) {
+    Thread& thread = all[k];
+    Block& block = all_blocks[k / threads];
+    if (block.shared.empty()) block.shared.assign(shared_bytes / 16 + 1, uint4{~0u, ~0u, ~0u, ~0u});
+    thread.stack.reset(new char[STACK]);
+    thread.block = &block, thread.cluster = &clusters[k / threads / SPLIT], thread.warp = &warps[k / 32];
+    thread.index = k % threads, thread.block_index = k / threads;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = STACK;
+    makecontext(&thread.context, start, 0);
+  }
+  long idle_rounds = 0;
+  for (size_t left = all.size(); left;) {
+    size_t before = left;
+    left = 0;
+    for (Thread& thread : all) {
+      if (thread.done) continue;
+      running = &thread;
+      threadIdx.x = thread.index, blockIdx.x = thread.block_index;
+      swapcontext(&scheduler, &thread.context);
+      left += !thread.done;
+    }
+    idle_rounds = left == before ? idle_rounds + 1 : 0;
+    if (idle_rounds > 1000000) return false;
+  }
+  return true;
+}
+}  // namespace emulator

@@ -1,0 +1,79 @@
+"""The persistent kernels on a CPU: cuda_source.ptx and launch on tests/models/cuda_emulator.h, compiled by g++."""
+
+import contextlib
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from models import cuda_source, wavefront_persistent
+from models.cuda_source import Chip
+
+HEADER = Path(__file__).with_name("cuda_emulator.h")
+CHIP = Chip(
+    multiprocessors=8, shared_bytes=64 * 1024, capability=90
+)  # small, so that there are several tiles of everything
+MAIN = """
+#include "{source}"
+template <typename... P> void call(void (*kernel)(P...), void** pointers) {{
+  emulator::call(kernel, pointers, std::index_sequence_for<P...>());
+}}
+static void entry(void** pointers) {{ call({kernel}, pointers); }}
+extern "C" int launch(int blocks, int threads, int bytes, void** pointers) {{
+  return emulator::launch(blocks, threads, bytes, pointers, entry);
+}}
+"""
+
+
+def build(folder: Path, defines: Sequence[tuple[str, int]]) -> Path:
+    """The kernel of these defines as a library, built once."""
+    source = wavefront_persistent.SOURCE
+    key = hashlib.sha256(repr((source.read_text(), HEADER.read_text(), tuple(defines))).encode()).hexdigest()[:16]
+    made = folder / f"{key}.so"
+    if not made.exists():
+        kernel = f"lstm_wavefront_{'backward' if dict(defines)['BACKWARD'] else 'forward'}"
+        text = folder / f"{key}.cpp"
+        text.write_text(MAIN.format(source=source, kernel=kernel))
+        flags = [
+            "-std=c++17",
+            "-O2",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-DEMULATED",
+            f"-I{HEADER.parent}",
+            "-include",
+            str(HEADER),
+        ]
+        subprocess.run(["g++", *flags, *(f"-D{k}={v}" for k, v in defines), str(text), "-o", str(made)], check=True)
+    return made
+
+
+def launch(name, code, operands, results, grid, threads, shared_bytes) -> list[tf.Tensor]:
+    """As cuda_source.launch, on eager tensors; results are NaN where the kernel writes nothing."""
+    arrays = [np.ascontiguousarray(tf.convert_to_tensor(x).numpy()) for x in operands]
+    for spec in results:
+        empty = np.full(spec.shape, np.nan, "float32")
+        arrays.append(np.ascontiguousarray(tf.cast(empty, spec.dtype).numpy()))
+    pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    assert ctypes.CDLL(code).launch(grid, threads, shared_bytes, pointers) == 1, f"{name} hangs"
+    return [tf.constant(array) for array in arrays[len(operands) :]]
+
+
+@contextlib.contextmanager
+def emulated(monkeypatch, folder: Path, chip: Chip = CHIP, tf32: bool = True):
+    """Inside, the persistent kernels run on the emulator, op by op, as on a GPU of `chip`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_source, "chip", lambda: chip)
+        patch.setattr(cuda_source, "ptx", lambda source, defines, capability: str(build(folder, defines)))
+        patch.setattr(cuda_source, "launch", launch)
+        patch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(False)

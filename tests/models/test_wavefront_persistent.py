@@ -1,0 +1,268 @@
+"""The persistent kernels, on an emulator of CUDA's threads, against the schedule in TensorFlow, which is tested by itself."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import cuda_source, wavefront_persistent, wavefront_tiling
+from models.cuda_source import Chip
+from models.wavefront import WavefrontLSTM
+from models.wavefront_persistent import persistent_stack
+from models.wavefront_stacking import LayerWeights, lstm_stack
+from models.wavefront_tiling import Work, layers_together, tiling
+from tests.models.emulated_kernels import CHIP, emulated
+
+H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90)
+LIMIT = {"tf32": 4e-3, "float16": 8e-3, "bfloat16": 6e-2, "float32": 4e-6}  # over a few steps
+PUBLISHED = [  # layers, units, batch, steps
+    (3, 256, 128, 50), (2, 200, 20, 20), (2, 650, 20, 35), (2, 1500, 20, 35), (2, 128, 32, 28),
+]  # fmt: skip
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+def results(stack, dtype, layers, features, units, batch, time, **options):
+    """Outputs, states and every gradient of a random stack, as float64 arrays."""
+    rng = np.random.default_rng(1)
+
+    def some(*shape, scale=1.0, dtype=dtype):
+        return tf.cast(rng.normal(size=shape) * scale, dtype)
+
+    x, h = some(time, batch, features), some(layers, batch, units, scale=0.5)
+    c = some(layers, batch, units, dtype="float32" if tf.as_dtype(dtype).size == 2 else dtype)
+    weights = [
+        (some(features if k == 0 else units, 4 * units, scale=0.3), some(units, 4 * units, scale=0.3), some(4 * units))
+        for k in range(layers)
+    ]
+    sources = [x, h, c, *(array for layer in weights for array in layer)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        found = stack(x, [LayerWeights(*layer) for layer in weights], h, c, **options)
+    upstream = [some(*y.shape, dtype=y.dtype) for y in found]
+    gradients = tape.gradient(found, sources, output_gradients=upstream)
+    return [np.asarray(tf.cast(y, "float64")) for y in (*found, *gradients)]
+
+
+def worst(found, expected) -> float:
+    assert len(found) == len(expected)
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, expected, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", LIMIT)
+@pytest.mark.parametrize(
+    ("layers", "features", "units", "batch", "time", "together"),
+    [
+        pytest.param(1, 5, 16, 3, 4, None, id="one layer, a batch that is no whole tile"),
+        pytest.param(3, 7, 32, 18, 3, 3, id="three layers along the diagonal, three tiles of sequences"),
+        pytest.param(2, 24, 24, 9, 1, 2, id="one step, padded units"),
+        pytest.param(2, 3, 50, 2, 5, 1, id="layers in turn, padded units"),
+    ],
+)  # fmt: skip
+def test_outputs_states_and_every_gradient_are_those_of_the_schedule(
+    monkeypatch, folder, precision, layers, features, units, batch, time, together
+):
+    shape = (layers, features, units, batch, time)
+    expected = results(lstm_stack, "float64", *shape)
+    with emulated(monkeypatch, folder, tf32=precision == "tf32"):
+        found = results(persistent_stack, "float32" if precision == "tf32" else precision, *shape, together=together)
+    assert worst(found, expected) < LIMIT[precision]
+
+
+@needs_compiler
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("kept", ["held", "resident", "streamed"])
+def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split):
+    """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two."""
+    choose = wavefront_tiling.tiling
+
+    def cut(work, chip):
+        count = wavefront_tiling._count(work, split)
+        held, resident = {"held": (count, 0), "resident": (0, count), "streamed": (count // 3, count // 3)}[kept]
+        return choose(work, chip)._replace(unit_tile=16, split=split, held=held, resident=resident, ahead=min(2, count))
+
+    shape = (2, 8, 336, 4, 2)
+    expected = results(lstm_stack, "float64", *shape)
+    chip = Chip(multiprocessors=44, shared_bytes=2048 * 1024, capability=90)
+    with emulated(monkeypatch, folder, chip):
+        monkeypatch.setattr(wavefront_tiling, "tiling", cut)
+        found = results(persistent_stack, "float32", *shape, together=2)
+    assert worst(found, expected) < LIMIT["tf32"]
+
+
+@needs_compiler
+def test_a_second_launch_finds_the_barriers_as_the_first_did(monkeypatch, folder):
+    shape = (2, 4, 16, 10, 3)
+    with emulated(monkeypatch, folder):
+        first, second = (results(persistent_stack, "float32", *shape, together=2) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@needs_compiler
+def test_dropout_acts_between_layers_alone(monkeypatch, folder):
+    shape = (2, 4, 16, 4, 3)
+    seen = []
+
+    def dropout(x):
+        seen.append(x.shape)
+        return x * 2
+
+    with emulated(monkeypatch, folder):
+        found = results(persistent_stack, "float32", *shape, dropout=dropout)
+    assert seen == [(3, 4, 16)]
+    assert worst(found, results(lstm_stack, "float64", *shape, dropout=lambda x: x * 2)) < LIMIT["tf32"]
+
+
+@needs_compiler
+def test_the_layer_trains_as_with_xla(monkeypatch, folder):
+    x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
+    layers = [
+        WavefrontLSTM(16, 2, return_sequences=True, seed=1, implementation=kind, dtype="float32")
+        for kind in ("xla", "persistent")
+    ]
+    for layer in layers:
+        layer.build(x.shape)
+    layers[1].set_canonical(layers[0].get_canonical())
+    gradients = []
+    with emulated(monkeypatch, folder):
+        for layer in layers:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(layer(x, training=True)))
+            gradients.append([np.asarray(g) for g in tape.gradient(loss, [v.value for v in layer.trainable_variables])])
+    assert worst(gradients[1], gradients[0]) < LIMIT["tf32"]
+    assert WavefrontLSTM.from_config(layers[1].get_config()).implementation == "persistent"
+
+
+# -- the choice of a tiling --------------------------------------------------------------------------------------------------
+
+
+def works():
+    for layers, units, batch, _ in PUBLISHED:
+        for itemsize in (4, 2):
+            padded = -(-units // wavefront_tiling.multiple(itemsize)) * wavefront_tiling.multiple(itemsize)
+            for number in (0, 3) if itemsize == 4 else (1, 2):
+                for lanes in (1, layers):
+                    for backward in (False, True):
+                        yield Work(lanes, batch, padded, number, backward)
+
+
+@pytest.mark.parametrize("chip", [H200, CHIP])
+def test_every_tiling_fits_on_its_chip(chip):
+    found = [(work, cut) for work in works() for cut in wavefront_tiling._tilings(work, chip)]
+    assert found
+    for work, cut in found:
+        assert cut.grid(work) <= chip.multiprocessors, "or a barrier waits for a block that never starts"
+        assert cut.shared_bytes(work) <= chip.shared_bytes
+        count = wavefront_tiling._count(work, cut.split)
+        assert cut.held + cut.resident <= count
+        assert 1 <= cut.ahead <= count and cut.batch_tile // 8 % cut.chunk == 0
+
+
+def test_published_shapes_have_a_tiling_on_an_h200():
+    for work in works():
+        together = layers_together(work.lanes, 50, work._replace(backward=False), H200)
+        for backward in (False, True):
+            assert tiling(work._replace(lanes=together, backward=backward), H200) is not None
+
+
+def test_sizes_that_fit_nowhere_are_refused():
+    with pytest.raises(
+        ValueError, match=r"1 layers at a time of 4096 units and batch 512 given: .*implementation='xla'"
+    ):
+        layers_together(1, 10, Work(1, 512, 4096, 0, False), H200)
+
+
+def test_kernels_of_the_published_shapes_compile():
+    """By NVRTC, for the chip of the records; needs no GPU."""
+    pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    for work in works():
+        cut = tiling(work, H200)
+        if cut is None:
+            continue
+        defines = wavefront_tiling.defines(work, 9, cut)
+        code = cuda_source.ptx(wavefront_persistent.SOURCE.read_text(), defines, H200.capability)
+        assert f".entry lstm_wavefront_{'backward' if work.backward else 'forward'}" in code
+        assert "mma.sync.aligned" in code
+
+
+def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():
+    pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    with pytest.raises(ValueError, match=r"does not compile[\s\S]*nonsense"):
+        cuda_source.ptx("nonsense;", (), 90)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------------
+
+
+def stack_on(monkeypatch, chip=H200, dtype="float32", batch=2, **options):
+    """One layer of 16 units for 4 features over 3 steps, on a GPU of `chip`."""
+    monkeypatch.setattr(cuda_source, "chip", lambda: chip)
+    layer = LayerWeights(*(tf.zeros(shape, dtype) for shape in ([4, 64], [16, 64], [64])), **options)
+
+    @tf.function(input_signature=[tf.TensorSpec([3, batch, 4], dtype)])
+    def traced(x):
+        return persistent_stack(x, [layer], tf.zeros([1, 2, 16], dtype), tf.zeros([1, 2, 16]))
+
+    return traced.get_concrete_function
+
+
+def test_a_machine_without_a_gpu_is_refused():
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    cuda_source.chip.cache_clear()
+    with pytest.raises(ValueError, match="no NVIDIA GPU that TensorFlow sees"):
+        cuda_source.chip()
+
+
+def test_an_old_gpu_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match=r"compute capability 7\.0 given, expected 8\.0 or later"):
+        stack_on(monkeypatch, H200._replace(capability=70))()
+
+
+def test_float64_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="float64 given, expected float16, bfloat16 or float32"):
+        stack_on(monkeypatch, dtype="float64")()
+
+
+def test_layer_normalisation_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="layer normalisation given"):
+        stack_on(monkeypatch, normalization=[tf.zeros([64])])()
+
+
+def test_sizes_that_are_not_known_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match=r"inputs of shape \(3, None, 4\) given, expected sizes that are known"):
+        stack_on(monkeypatch, batch=None)()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(implementation="cuda"), "implementation: 'cuda' given, expected one of xla, persistent"),
+        (
+            dict(direction="bidirectional"),
+            "direction: 'bidirectional' given, not supported by implementation='persistent'",
+        ),
+        (
+            dict(layer_normalization=True),
+            "layer_normalization: True given, not supported by implementation='persistent'",
+        ),
+    ],
+)
+def test_what_the_layer_cannot_do_persistently_is_refused_when_it_is_made(given, message):
+    with pytest.raises(ValueError, match=message):
+        WavefrontLSTM(16, **{"implementation": "persistent", **given})
+
+
+@needs_compiler
+def test_a_mask_is_refused(monkeypatch, folder):
+    layer = WavefrontLSTM(16, implementation="persistent")
+    with emulated(monkeypatch, folder), pytest.raises(ValueError, match="mask: given, not supported"):
+        layer(np.zeros((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
