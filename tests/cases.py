@@ -152,7 +152,8 @@ def classifier(row: str, precision: str):
     schedule = keras.optimizers.schedules.InverseTimeDecay(1e-3, 1, 1e-5)
     model = build_classifier(
         (STEPS, FEATURES), CLASSIFIER_UNITS, LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(0.2, 0.1),
-        dense_dropout=0.2, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile, precision=precision,
+        dense_dropout=0.2, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile,
+        steps_per_execution=made.steps_per_execution, compiled_loop=made.compiled_loop, precision=precision,
         loss_scale=LOSS_SCALE / 4, optimizer=keras.optimizers.Adam(schedule), seed=1,
     )  # fmt: skip
     return ClassifierTrial(model, *classifier_start(), BATCH)
@@ -167,7 +168,7 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     proof.training(trial, classifier_reference())
     trial.timed_steps(1)
     profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
-    proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + handed_to_fit(trial, BATCH))
+    proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, BATCH))
     proof.what_ran(profile, kernel, runtime.device)
     proof.callable(trial.unproven())
     return proof
