@@ -111,6 +111,18 @@ def test_forward_pass_changes_nothing():
     assert first["hidden"].shape == (BATCH, TIME, UNITS) and first["logits"].shape == (2, TIME, VOCABULARY)
 
 
+def test_steps_run_their_one_trace_and_batches_of_another_shape_their_own():
+    model = model_of()
+    losses = model.train_steps(3)
+    assert model._train.experimental_get_tracing_count() == 1
+    tokens, targets = (ids[:, :2] for ids in BATCHES[0])
+    model.restore()
+    for batch in (model.stage(tokens, targets), model.batches[0], model.stage(tokens, targets)):
+        model.forward(batch)
+    assert model._forward.experimental_get_tracing_count() == 2
+    np.testing.assert_allclose(model.train_steps(3), losses, rtol=1e-6)
+
+
 # --- one step -----------------------------------------------------------------------------------------------------------
 
 

@@ -193,6 +193,26 @@ def test_kernels_of_the_published_shapes_compile():
         assert "mma.sync.aligned" in code
 
 
+def test_a_trace_of_one_precision_serves_no_other(monkeypatch):
+    """TensorFlow's switch for TensorFloat-32 is no argument of a traced function, and would be baked into its first trace."""
+    monkeypatch.setattr(cuda_source, "chip", lambda: H200)
+    monkeypatch.setattr(cuda_source, "ptx", lambda source, defines, capability: repr(defines))
+    found = {}
+    for tf32 in (True, False):
+        monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
+
+        @tf.function
+        def traced(x):
+            layer = LayerWeights(tf.zeros([4, 64]), tf.zeros([16, 64]), tf.zeros([64]))
+            return persistent_stack(x, [layer], tf.zeros([1, 5, 16]), tf.zeros([1, 5, 16]))
+
+        graph = traced.get_concrete_function(tf.TensorSpec([7, 5, 4])).graph
+        calls = [op for f in graph._functions.values() for op in f.graph.get_operations() if "CustomCall" in op.type]
+        found[tf32] = [call.get_attr("backend_config").decode() for call in calls]
+    assert ["'NUMBER', 0" in config for config in found[True]] == [True]
+    assert ["'NUMBER', 3" in config for config in found[False]] == [True]
+
+
 def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     with pytest.raises(ValueError, match=r"does not compile[\s\S]*nonsense"):
