@@ -32,25 +32,61 @@ class Chip(NamedTuple):
     capability: int
 
 
-@functools.cache
 def chip() -> Chip:
-    """The first GPU that TensorFlow sees.
+    """What every GPU that TensorFlow may use has.
 
     Raises:
-        ValueError: it sees none.
+        ValueError: there is none, or some differ in compute capability, or the driver is older than NVRTC.
     """
-    if not tf.config.list_physical_devices("GPU"):
+    visible = tf.config.get_visible_devices("GPU")
+    if not visible:
         raise ValueError("no NVIDIA GPU that TensorFlow sees, expected one: its kernels are CUDA's")
-    driver, device, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    return _chip(tuple(int(device.name.rpartition(":")[2]) for device in visible))
+
+
+@functools.cache
+def _chip(ordinals: tuple[int, ...]) -> Chip:
+    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    _check(driver.cuInit(0), "cuInit")
+    _check(driver.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
+    _check_driver(value.value, *_nvrtc_version())
+    device = ctypes.c_int()
 
     def ask(attribute: int) -> int:
         _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "cuDeviceGetAttribute")
         return value.value
 
-    _check(driver.cuInit(0), "cuInit")
-    _check(driver.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")  # as CUDA_VISIBLE_DEVICES orders them
-    # CU_DEVICE_ATTRIBUTE_: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, COMPUTE_CAPABILITY_MAJOR and _MINOR
-    return Chip(ask(16), ask(97), 10 * ask(75) + ask(76))
+    chips = []
+    for ordinal in ordinals:
+        _check(driver.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+        # CU_DEVICE_ATTRIBUTE_: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, COMPUTE_CAPABILITY_MAJOR and _MINOR
+        chips.append(Chip(ask(16), ask(97), 10 * ask(75) + ask(76)))
+    return common(chips)
+
+
+def common(chips: Sequence[Chip]) -> Chip:
+    """What all of them have; a ValueError where one program cannot serve them."""
+    if len({found.capability for found in chips}) > 1:
+        raise ValueError(
+            f"GPUs of compute capabilities {', '.join(str(found.capability / 10) for found in chips)} given, expected one: hide "
+            "the others by tf.config.set_visible_devices"
+        )
+    return Chip(min(c.multiprocessors for c in chips), min(c.shared_bytes for c in chips), chips[0].capability)
+
+
+def _check_driver(driver: int, major: int, minor: int) -> None:
+    """The driver compiles NVRTC's PTX, and knows none that is newer; `driver` as of cuDriverGetVersion."""
+    if driver < 1000 * major + 10 * minor:
+        raise ValueError(
+            f"an NVIDIA driver of CUDA {driver // 1000}.{driver % 1000 // 10} and NVRTC {major}.{minor} given, expected a driver "
+            f"no older: update it, or pip install nvidia-cuda-nvrtc-cu{driver // 1000} of its version"
+        )
+
+
+def _nvrtc_version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
 
 
 @functools.cache
@@ -58,8 +94,7 @@ def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> s
     """The PTX of CUDA C++ `source`, with macros defined.
 
     Raises:
-        ValueError: the source does not compile; the message holds the compiler's log.
-        OSError: there is no NVRTC.
+        ValueError: the source does not compile, and the message holds the compiler's log; or there is no NVRTC.
     """
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     options = [
@@ -131,7 +166,7 @@ def _nvrtc() -> ctypes.CDLL:
                     return ctypes.CDLL(str(place / name))
                 except OSError:
                     continue
-    raise OSError("no NVRTC found, expected libnvrtc.so.12 or .13: pip install nvidia-cuda-nvrtc-cu12")
+    raise ValueError("no NVRTC found, expected libnvrtc.so.12 or .13: pip install nvidia-cuda-nvrtc-cu12")
 
 
 def _folders() -> list[Path]:

@@ -20,7 +20,7 @@ Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA it give
 TensorFlow draws differently under XLA.
 
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
-schedule in two CUDA kernels, which is up to several times as fast; it needs an NVIDIA GPU, TensorFloat-32 or 16 bits, batches of
+schedule in two CUDA kernels; it needs an NVIDIA GPU of compute capability 8.0 or later, float16, bfloat16 or float32, batches of
 one fixed shape (keras.Input(batch_shape=(64, 35, 200))), and knows neither masks nor layer normalisation nor two directions.
 What it cannot do is a ValueError: neither stands in for the other unasked.
 

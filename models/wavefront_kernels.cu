@@ -1,6 +1,6 @@
 // The wavefront of models/wavefront_schedule.py as two persistent kernels: one launch for all steps of all layers, each way.
 //
-// A launch is as many thread blocks as fit on the chip at once, one per multiprocessor. A block owns UNIT_TILE units of one
+// A launch is at most one thread block per multiprocessor, so that all run at once. A block owns UNIT_TILE units of one
 // layer ("lane") and BATCH_TILE sequences for the whole of time: it keeps the weights that these units read in registers and
 // shared memory (what does not fit comes from the L2 cache at every step), and c (backward: the gradient by c) in registers.
 // At a step
@@ -22,7 +22,8 @@
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
 //   NUMBER               0: float32, rounded to tf32 by the products; 1: float16; 2: bfloat16; 3: float32, each product as three
-//                        of tf32 (of the leading and the trailing halves), so to float32's precision. Sums and c are float32
+//                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
+//                        c are float32
 //   BACKWARD             which of the two kernels
 //   UNIT_TILE, BATCH_TILE, SPLIT, HELD, RESIDENT, AHEAD, CHUNK   see wavefront_persistent.py: Tiling
 //
@@ -106,6 +107,7 @@ __device__ inline float from_peer(const float* mine, int rank) {
 }
 
 __device__ inline void sync_cluster() {
+  __syncwarp();  // .aligned asks for warps that have converged
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -123,7 +125,7 @@ __device__ inline float wide(unsigned short x) {
 
 __device__ inline Number narrow(float x) {
 #if NUMBER == 0 || NUMBER == 3
-  return x;
+  return x == x ? x : __uint_as_float(0x7fc00000);  // a NaN that rounding to tf32 leaves one: see `rounded`
 #else
   Number y;
 #if NUMBER == 1
@@ -154,15 +156,22 @@ __device__ inline unsigned look(const unsigned* counter) {
 
 // -- products ------------------------------------------------------------------------------------------------------------
 
-// The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest.
-__device__ inline uint4 rounded(uint4 x) {
+// The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
+// would become a zero: weights are looked at, the other operands have gone through `narrow`.
+__device__ inline unsigned rounded(unsigned x) {
 #if NUMBER == 0
-  x.x += 0x1000, x.y += 0x1000, x.z += 0x1000, x.w += 0x1000;
+  x += 0x1000;
 #endif
   return x;
 }
+__device__ inline uint4 rounded(uint4 x) { return {rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w)}; }
 
-// Of float32, the part that tf32 holds; the tensor cores round a rest to half a unit of float32's last place.
+__device__ inline unsigned rounded_weight(unsigned x) {
+  unsigned y = rounded(x);
+  return (x ^ y) >> 31 ? x : y;
+}
+
+// Of float32, the part that tf32 holds, and the rest, of which the tensor cores lose one unit of float32's last place at most.
 __device__ inline unsigned leading(unsigned x) { return (x + 0x1000) & 0xffffe000; }
 __device__ inline unsigned trailing(unsigned x) {
   return __float_as_uint(__uint_as_float(x) - __uint_as_float(leading(x)));
@@ -237,7 +246,8 @@ struct Weights {
     int block = place.block(number), unit = place.first_unit + row % WIDTH;
     if (unit >= UNITS || block >= SEGMENTS * SEGMENT) return uint4{0, 0, 0, 0};
     size_t of_all = BACKWARD ? unit : row / WIDTH * UNITS + unit;
-    return rounded(__ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4));
+    uint4 x = __ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4);
+    return {rounded_weight(x.x), rounded_weight(x.y), rounded_weight(x.z), rounded_weight(x.w)};
   }
 };
 
@@ -355,17 +365,20 @@ __device__ inline void tell_group(const Place& place) {
 
 __device__ inline void wait_for_group(const Place& place, unsigned times) {
   if (threadIdx.x == 0)
-    while (look(arrived + place.group) < times * LANES * UNIT_TILES) {
-    }
+    for (unsigned looks = 0; look(arrived + place.group) < times * LANES * UNIT_TILES; ++looks)
+      if (looks > 1u << 25) __trap();  // some ten seconds: a block of the group has no place to run; an error and no hang
   __syncthreads();
 }
 
-// The last block to leave sets the counters back for the next launch: all others have seen their last barrier.
+// The last block to leave sets the counters back for the next launch: all have seen their last barrier, and none has told of
+// another since.
 __device__ inline void leave(const Place& place) {
   meet();  // nobody reads this block's shared memory any more
-  if (threadIdx.x == 0 && atomicAdd(left + place.group, 1u) == LANES * UNIT_TILES - 1) {
-    arrived[place.group] = 0, left[place.group] = 0;
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(left + place.group, 1u) == LANES * UNIT_TILES - 1) {
     __threadfence();
+    arrived[place.group] = 0, left[place.group] = 0;
   }
 }
 
@@ -408,7 +421,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
     c[tile] = c_0[lane * plane + at];
-    operand[(size_t)place.sequence(tile) * pitch + unit] = h_0[lane * plane + at];
+    operand[(size_t)place.sequence(tile) * pitch + unit] = narrow(wide(h_0[lane * plane + at]));
   }
 
   tell_group(place);
@@ -467,7 +480,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
           outputs[time * plane + at] = h;
       });
     }
-    tell_group(place);
+    if (step < TIME + LANES - 2) tell_group(place);
   }
   keep(TIME + LANES - 2 - lane);
   leave(place);
@@ -558,7 +571,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         }
       });
     }
-    tell_group(place);
+    if (step >= 0) tell_group(place);
   }
   if (unit >= 0)
 #pragma unroll

@@ -6,8 +6,13 @@
 The schedule is that of models/wavefront_schedule.py. There a step is a handful of kernels that XLA makes; here all steps are
 one, which keeps its weights on the chip and passes a barrier between steps. What it needs in return: an NVIDIA GPU of compute
 capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many thread blocks as there are
-multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow is set to be: products are
-rounded to TensorFloat-32, or made of three of them, to float32's precision, where that is off.
+multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow is set to be when a function
+is traced: products are rounded to TensorFloat-32, or made of three of them, to float32's precision, where that is off.
+
+The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
+but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
+not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
+of waiting a launch ends with an error of CUDA.
 
 How the work is cut among the multiprocessors is chosen in models/wavefront_tiling.py.
 """
@@ -34,9 +39,10 @@ def persistent_stack(
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
     together: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run a stack of unidirectional layers; differentiable once.
+    """Run a stack of unidirectional layers; differentiable once (lstm_stack twice).
 
-    Args, returns: as of wavefront_stacking.lstm_stack, without lengths and layer normalisation; sizes are static.
+    Args, returns: as of wavefront_stacking.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
+        dropout between them go one at a time.
 
     Raises:
         ValueError: the chip, the dtype or the sizes are none that the kernels can do.
@@ -47,6 +53,8 @@ def persistent_stack(
     units = layers[0].recurrent_kernel.shape[0]
     padded = parts(units, multiple(inputs.dtype.size)) * multiple(inputs.dtype.size)
     work = Work(len(layers), batch, padded, _number(inputs.dtype), False)
+    if dropout and together not in (None, 1):
+        raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
         together = layers_together(1 if dropout else len(layers), time, work, chip)
     more = padded - units
@@ -64,7 +72,7 @@ def persistent_stack(
         bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in group])
         projected = tf.matmul(tf.reshape(inputs, [time * batch, -1]), kernels[0])
         projected = tf.reshape(projected, [time, batch, 4 * padded])
-        links = tf.stack(kernels[1:]) if together > 1 else None
+        links = tf.stack(kernels[1:]) if len(group) > 1 else None
         inputs, *final = advance(
             projected, recurrent, links, bias, h[first : first + together], c[first : first + together]
         )
@@ -100,6 +108,8 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
             f"inputs of shape {inputs.shape} given, expected sizes that are known when the function is traced, such as those "
             "of batches with drop_remainder=True; use implementation='xla'"
         )
+    if inputs.shape[0] == 0:
+        raise ValueError("inputs: no steps given, expected one at least")
     if any(layer.normalization for layer in layers):
         raise ValueError("layer normalisation given, which the kernels do not do; use implementation='xla'")
 
@@ -136,6 +146,7 @@ def advance(projected, recurrent, links, bias, h, c):
 def _forward(number: int, projected, recurrent, links, bias, h, c):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
     (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
+    h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
     weights = tf.transpose(recurrent, [0, 2, 1])
     if lanes > 1:
         from_below = tf.pad(tf.transpose(links, [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])

@@ -107,6 +107,28 @@ def test_a_second_launch_finds_the_barriers_as_the_first_did(monkeypatch, folder
 
 
 @needs_compiler
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000])
+@pytest.mark.parametrize("where", ["weights", "state", "gradient"])
+def test_nan_stays_nan_whatever_its_bits(monkeypatch, folder, where, bits):
+    """CUDA's own NaN has all bits set: half a unit more, for rounding, would make it a zero."""
+    nan = np.full([1, 2, 64], bits, np.uint32).view(np.float32)
+    kernel, recurrent = (
+        tf.ones([4, 64]),
+        tf.constant(nan[0, :1].repeat(16, 0) if where == "weights" else np.ones([16, 64], "f4")),
+    )
+    h = tf.constant(nan[..., :16] if where == "state" else np.zeros([1, 2, 16], "f4"))
+    x = tf.ones([2, 2, 4])
+    with emulated(monkeypatch, folder), tf.GradientTape() as tape:
+        tape.watch(h)
+        outputs, *_ = persistent_stack(x, [LayerWeights(kernel, recurrent, tf.zeros([64]))], h, tf.zeros([1, 2, 16]))
+        upstream = (
+            tf.constant(np.broadcast_to(nan[..., :16], [2, 2, 16])) if where == "gradient" else tf.ones([2, 2, 16])
+        )
+        gradient = tape.gradient(outputs, h, output_gradients=upstream)
+    assert np.isnan(gradient if where == "gradient" else outputs).all()
+
+
+@needs_compiler
 def test_dropout_acts_between_layers_alone(monkeypatch, folder):
     shape = (2, 4, 16, 4, 3)
     seen = []
@@ -117,6 +139,8 @@ def test_dropout_acts_between_layers_alone(monkeypatch, folder):
 
     with emulated(monkeypatch, folder):
         found = results(persistent_stack, "float32", *shape, dropout=dropout)
+        with pytest.raises(ValueError, match="dropout: given with together=2, expected together=1"):
+            results(persistent_stack, "float32", *shape, dropout=dropout, together=2)
     assert seen == [(3, 4, 16)]
     assert worst(found, results(lstm_stack, "float64", *shape, dropout=lambda x: x * 2)) < LIMIT["tf32"]
 
@@ -175,7 +199,7 @@ def test_published_shapes_have_a_tiling_on_an_h200():
 
 def test_sizes_that_fit_nowhere_are_refused():
     with pytest.raises(
-        ValueError, match=r"1 layers at a time of 4096 units and batch 512 given: .*implementation='xla'"
+        ValueError, match=r"1 layers at a time of 4096 units \(padded\) and batch 512 given: .*implementation='xla'"
     ):
         layers_together(1, 10, Work(1, 512, 4096, 0, False), H200)
 
@@ -237,9 +261,27 @@ def stack_on(monkeypatch, chip=H200, dtype="float32", batch=2, **options):
 def test_a_machine_without_a_gpu_is_refused():
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
-    cuda_source.chip.cache_clear()
     with pytest.raises(ValueError, match="no NVIDIA GPU that TensorFlow sees"):
         cuda_source.chip()
+
+
+def test_gpus_are_taken_for_the_smallest_and_refused_where_they_differ_in_kind():
+    assert cuda_source.common([H200, H200._replace(multiprocessors=114)]) == H200._replace(multiprocessors=114)
+    with pytest.raises(ValueError, match=r"GPUs of compute capabilities 9\.0, 8\.0 given, expected one: hide"):
+        cuda_source.common([H200, H200._replace(capability=80)])
+
+
+def test_a_driver_older_than_nvrtc_is_refused():
+    cuda_source._check_driver(12090, 12, 9)
+    with pytest.raises(ValueError, match=r"driver of CUDA 12\.4 and NVRTC 12\.9 given, expected a driver no older"):
+        cuda_source._check_driver(12040, 12, 9)
+
+
+@needs_compiler
+def test_states_of_another_shape_are_refused(monkeypatch, folder):
+    layer = LayerWeights(tf.zeros([4, 64]), tf.zeros([16, 64]), tf.zeros([64]))
+    with emulated(monkeypatch, folder), pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="shape"):
+        persistent_stack(tf.zeros([3, 3, 4]), [layer], tf.zeros([1, 1, 16]), tf.zeros([1, 1, 16]))
 
 
 def test_an_old_gpu_is_refused(monkeypatch):
