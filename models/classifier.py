@@ -59,6 +59,7 @@ def build_classifier(
     use_cudnn: bool | str = "auto",
     jit_compile: bool | str = "auto",
     steps_per_execution: int = 1,
+    compiled_loop: bool = False,
     bidirectional: bool = False,
     precision: str = "fp32",
     loss_scale: float = 1.0,
@@ -75,11 +76,12 @@ def build_classifier(
             one WavefrontLSTM. These two have one dropout rate for all places between their layers, and are on TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         steps_per_execution: of the model: training steps of one call of TensorFlow.
+        compiled_loop: whether those are one XLA program: models.compiled_fit.CompiledLoop, a keras.Sequential.
         precision: "fp32", "tf32" (set in the framework, the same model), "fp16" (mixed_float16) or "fp64".
         loss_scale: static, of fp16; see models/language_model.py.
     """
     policy = POLICIES[precision]
-    model = keras.Sequential([keras.Input(input_shape)])
+    model = (_compiled_loop() if compiled_loop else keras.Sequential)([keras.Input(input_shape)])
     whole_stack = use_cudnn in ("stack", "wavefront")
     if whole_stack:
         between, behind = rates_of_stack(lstm_dropout, num_layers)
@@ -111,6 +113,13 @@ def build_classifier(
         auto_scale_loss=False,
     )
     return model
+
+
+def _compiled_loop() -> type:
+    """The class; imports TensorFlow."""
+    from models.compiled_fit import CompiledLoop
+
+    return CompiledLoop
 
 
 @functools.cache
@@ -185,6 +194,11 @@ class ClassifierTrial:
     The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
     same code with the rate 0, and `unproven` compares them node by node with those that are timed.
 
+    A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program, which is told how many there
+    are. So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
+    compiled anew, and over three its loop goes round three times; that it was one call is part of the row's evidence
+    (models.fit_rows.fit_evidence).
+
     Args:
         model: from `build_classifier`; its optimizer is a keras Adam (possibly under a LossScaleOptimizer).
         weights: canonical weights that `restore` loads.
@@ -254,9 +268,10 @@ class ClassifierTrial:
     def outputs(self) -> dict[str, np.ndarray]:
         """Logits of the first batch through the model's own predict function, and the loss through its test function."""
         first = self.inputs[: self.batch_size], self.labels[: self.batch_size]
+        tested = self.model.evaluate(*first, batch_size=self.batch_size, verbose=0, return_dict=True)
         return {
             "logits": self.model.predict_on_batch(first[0]),
-            "loss": np.asarray(self.model.test_on_batch(*first, return_dict=True)["loss"]),
+            "loss": np.asarray(tested["loss"]),
         }
 
     def train_steps(self, count: int) -> np.ndarray:

@@ -12,6 +12,9 @@ from models.jax_rows import JAX_IMPLEMENTATIONS, JaxImplementation
 from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PRECISIONS, WAVEFRONT_OP
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
 
+STEPS_PER_EXECUTION = 50  # of the rows that set it
+UPDATE_OP = r"Assign(Add|Sub)?VariableOp"  # of weights, the optimizer's variables and the metrics
+
 
 class FitImplementation(NamedTuple):
     """A Keras model trained by `fit`, by name: arguments of models.classifier.build_classifier.
@@ -27,6 +30,7 @@ class FitImplementation(NamedTuple):
     needs_gpu: bool = False
     peer: JaxImplementation | None = None
     steps_per_execution: int = 1
+    compiled_loop: bool = False
 
     @property
     def framework(self) -> str:
@@ -91,8 +95,9 @@ class FitImplementation(NamedTuple):
         model = build_classifier(
             inputs.shape[1:], len(weights["lstm_0/forward/recurrent_kernel"]), layers, classes, dense_units=dense,
             lstm_dropout=lstm_dropout, dense_dropout=dense_dropout, use_cudnn=self.use_cudnn,
-            jit_compile=self.jit_compile, steps_per_execution=self.steps_per_execution, bidirectional=bidirectional,
-            precision=precision, loss_scale=loss_scale, optimizer=keras.optimizers.Adam(schedule), seed=seed,
+            jit_compile=self.jit_compile, steps_per_execution=self.steps_per_execution,
+            compiled_loop=self.compiled_loop, bidirectional=bidirectional, precision=precision, loss_scale=loss_scale,
+            optimizer=keras.optimizers.Adam(schedule), seed=seed,
         )  # fmt: skip
         return ClassifierTrial(model, weights, inputs, labels, batch_size)
 
@@ -106,7 +111,17 @@ FIT_IMPLEMENTATIONS = {
         "CudnnLSTMLayer: the whole stack in one cuDNN call", "stack", False, needs_gpu=True
     ),
     "wavefront": FitImplementation(
-        "WavefrontLSTM, jit_compile=True, steps_per_execution=50", "wavefront", True, steps_per_execution=50
+        f"WavefrontLSTM, jit_compile=True, steps_per_execution={STEPS_PER_EXECUTION}",
+        "wavefront",
+        True,
+        steps_per_execution=STEPS_PER_EXECUTION,
+    ),
+    "wavefront_loop": FitImplementation(
+        f"WavefrontLSTM in a CompiledLoop: steps_per_execution={STEPS_PER_EXECUTION} in one XLA program",
+        "wavefront",
+        True,
+        steps_per_execution=STEPS_PER_EXECUTION,
+        compiled_loop=True,
     ),
 }
 
@@ -117,9 +132,14 @@ def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[
         return {"ops": {"CudnnRNNV3": (1, 1)}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
     if made.use_cudnn is True or (made.use_cudnn == "auto" and device == "gpu"):
         return {"ops": {"CudnnRNNV3": num_layers}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
+    if made.compiled_loop:  # one loop around all steps, which runs once, however many they are; no update outside of it
+        ops = {"xla": 1, WAVEFRONT_OP: 1, "xla:While": (1, 1), f"xla:loop:{UPDATE_OP}": 1}
+        return {"ops": ops, "not_ops": f"{CUDNN_OP}|xla:{UPDATE_OP}", "not_kernels": CUDNN_KERNEL}
+    if made.use_cudnn == "wavefront":  # Keras' own loop is outside of XLA
+        return {"ops": {"xla": 1, WAVEFRONT_OP: 1}, "not_ops": f"{CUDNN_OP}|xla:While", "not_kernels": CUDNN_KERNEL}
     if made.jit_compile is True:
-        ops = {"xla": 1, **({WAVEFRONT_OP: 1} if made.use_cudnn == "wavefront" else {f"xla:loop:{MATMUL}": num_layers})}
-        return {"ops": ops, "not_ops": CUDNN_OP, "not_kernels": CUDNN_KERNEL}
+        ops = {"xla": 1, f"xla:loop:{MATMUL}": num_layers}
+        return {"ops": ops, "not_ops": f"{CUDNN_OP}|{WAVEFRONT_OP}", "not_kernels": CUDNN_KERNEL}
     return {"ops": {f"loop:{MATMUL}": num_layers}, "not_ops": f"{CUDNN_OP}|xla", "not_kernels": CUDNN_KERNEL}
 
 

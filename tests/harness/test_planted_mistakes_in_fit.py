@@ -55,8 +55,9 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
     schedule = keras.optimizers.schedules.InverseTimeDecay(LEARNING_RATE, 1, DECAY)
     model = build_classifier(
         (TIME_STEPS, FEATURES), UNITS, NUM_LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(dropout, dropout),
-        dense_dropout=dropout, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile, precision=precision,
-        loss_scale=1024.0, optimizer=optimizer or keras.optimizers.Adam(schedule), seed=1,
+        dense_dropout=dropout, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile,
+        steps_per_execution=made.steps_per_execution, compiled_loop=made.compiled_loop, precision=precision, loss_scale=1024.0,
+        optimizer=optimizer or keras.optimizers.Adam(schedule), seed=1,
     )  # fmt: skip
     return ClassifierTrial(model, WEIGHTS, INPUTS, LABELS, BATCH_SIZE)
 
@@ -149,6 +150,27 @@ def test_labels_of_another_order_fail_the_loss(prove):
     record = prove(trial, "keras")
     assert "outputs" not in record["failed"]
     assert {"loss", "gradients", "update"} <= set(record["failed"])
+
+
+@pytest.mark.parametrize("mistake", ["the first batch at every step", "a step too few"])
+def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(prove, monkeypatch, mistake):
+    import tensorflow as tf
+
+    from models import compiled_fit
+
+    stacked, program = compiled_fit._stacked, compiled_fit._program
+
+    def first_only(rows, steps, count, size):
+        whole = stacked(rows, steps, count, size)
+        return tf.nest.map_structure(lambda array: tf.repeat(array[:1], steps, axis=0), whole)
+
+    def one_less(step):
+        right = program(step)
+        return lambda batches, count: right(batches, tf.maximum(count - 1, 1))
+
+    monkeypatch.setattr(compiled_fit, "_stacked", first_only if mistake.startswith("the first") else stacked)
+    monkeypatch.setattr(compiled_fit, "_program", one_less if mistake.startswith("a step") else program)
+    assert prove(trial_of("wavefront_loop"), "wavefront_loop")["failed"] == ["loss", "update"]
 
 
 @pytest.mark.parametrize(("dtype", "failed"), [("int64", []), ("uint8", ["callable"])])
