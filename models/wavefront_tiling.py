@@ -108,8 +108,8 @@ def fitting(work: Work, chip: Chip) -> Tiling:
     for backward in (not work.backward, work.backward):
         if (cut := tiling(work._replace(backward=backward), chip)) is None:
             raise ValueError(
-                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} given: such a step does not "
-                f"fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' (lstm_stack)"
+                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} given: such a step does "
+                f"not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' (lstm_stack)"
             )
     return cut
 
