@@ -15,24 +15,14 @@ from models.cuda_source import Chip
 NUMBERS = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # NUMBER of the kernels
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
-REGISTERS = {
-    0: 178,
-    1: 178,
-    2: 178,
-    3: 154,
-}  # of a thread, free for sums, weights and operands, by NUMBER; fitted on an H200, as all here is
+# Registers of a thread that are free for sums, weights and operands, by NUMBER.
+REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
-# us of a step: a fit to 756 tilings of the published shapes, timed on an H200. Its mean error is 5 %; of those tried, what it
-# chooses takes 1 % longer than the best in the mean, and 20 % at most.
-STEP, LATENCY = 1.05, 0.12  # the barrier and what waits for it; one wait for memory
-OPERAND, STREAMED, TRAFFIC = (
-    0.0070,
-    0.0141,
-    0.0089,
-)  # per KB: of a thread block; its streamed weights; of all, per 132 blocks
-SHARED, PRODUCT = 0.0041, 0.85  # per KB of weights in shared memory; per million multiply-adds of tf32
-TILE, GATHERED, CHUNK = 0.18, 0.06, 0.10  # per tile of 8 sequences; of 16 rows besides; gathering of a chunk
-EXCHANGE, EXCHANGED = 0.12, 0.47  # between the two blocks of a cluster; per tile
+# us of a step, per unit of each of `terms`: a fit to the tilings in tests/models/tilings_h200.json, by measured_tilings.py there.
+COST_US = {
+    "step": 1.13, "wait": 0.087, "operand": 0.0078, "streamed": 0.0164, "traffic": 0.0079, "shared": 0.0038, "products": 1.0,
+    "tile": 0.155, "gathered": 0.058, "chunk": 0.122, "exchange": 0.113, "exchanged": 0.474,
+}  # fmt: skip
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by NUMBER
 
 
@@ -116,28 +106,35 @@ def fitting(work: Work, chip: Chip) -> Tiling:
 
 def step_us(work: Work, cut: Tiling) -> float:
     """An estimate of one step."""
+    return sum(COST_US[name] * amount for name, amount in terms(work, cut).items())
+
+
+def terms(work: Work, cut: Tiling) -> dict[str, float]:
+    """What a step's time is made of, by name.
+
+    wait: waits for memory. operand, streamed: KB that a thread block reads, of the other operand and of weights; traffic: of
+    all blocks, per 132. shared: KB of weights in shared memory. products: millions of multiply-adds of tf32. tile: tiles of 8
+    sequences; gathered: of 16 rows besides; chunk: gatherings. exchange, exchanged: those of a cluster, and their tiles.
+    """
     count, rows, tiles = _count(work, cut.split), cut.rows(work), cut.batch_tile // 8
-    kilobytes = count * WARPS * LINE / 1000  # of a row or column
+    kilobytes = count * WARPS * LINE / 1000  # of a row, or of a sequence
     operand = min(cut.batch_tile, work.batch) * kilobytes
     streamed = rows * kilobytes * max(0, count - cut.held - cut.resident) / count
-    shared = rows * kilobytes * min(cut.resident, count) / count
-    products = (
-        rows
-        * cut.batch_tile
-        * count
-        * WARPS
-        * multiple(work.itemsize)
-        / 1e6
-        * {0: 1, 1: 0.5, 2: 0.5, 3: 3}[work.number]
-    )
-    return (
-        STEP
-        + LATENCY * parts(count, cut.ahead)
-        + OPERAND * operand + STREAMED * streamed + TRAFFIC * (operand + streamed) * cut.grid(work) / 132
-        + SHARED * shared + PRODUCT * products
-        + TILE * tiles + GATHERED * rows / 16 * tiles + CHUNK * tiles / cut.chunk
-        + (EXCHANGE + EXCHANGED * tiles) * (cut.split - 1)
-    )  # fmt: skip
+    multiply_adds = rows * cut.batch_tile * count * WARPS * multiple(work.itemsize)
+    return {
+        "step": 1,
+        "wait": parts(count, cut.ahead),
+        "operand": operand,
+        "streamed": streamed,
+        "traffic": (operand + streamed) * cut.grid(work) / 132,
+        "shared": rows * kilobytes * min(cut.resident, count) / count,
+        "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3}[work.number],
+        "tile": tiles,
+        "gathered": rows / 16 * tiles,
+        "chunk": tiles / cut.chunk,
+        "exchange": cut.split - 1,
+        "exchanged": tiles * (cut.split - 1),
+    }
 
 
 def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
