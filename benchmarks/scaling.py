@@ -2,7 +2,7 @@
 
 python benchmarks/scaling.py                                        # every point of every axis, this machine
 python benchmarks/scaling.py --rows=wavefront,torch_lstm --axes="units=128,512 batch=1,8"
-python benchmarks/scaling.py --units=650 --num-layers=2             # through another shape, along the other axes
+python benchmarks/scaling.py --units=650 --num-layers=2             # units and layers fixed; batch and steps vary
 python benchmarks/scaling.py --list
 """
 

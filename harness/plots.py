@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LOG_FROM = 20  # rows that differ by more than this factor are drawn on a log scale
+LOG_FROM = 20  # rows that differ by more than this factor from the least measured one are drawn on a log scale
 WIDTH = 9.0  # inches; with 100 dots per inch the picture fills a page of 900 pixels
 TITLE = 66  # characters that fit in a line of 12 points
 DPI = 150
@@ -29,9 +29,10 @@ class Bar(NamedTuple):
 
 
 def needs_log_scale(bars: Sequence[Bar]) -> bool:
-    """Whether the figures to be drawn differ by more than LOG_FROM."""
+    """Whether bars would be too short to see: what is drawn is over LOG_FROM times the least measured figure."""
     figures = _figures(bars)
-    return bool(figures) and min(figures) > 0 and max(figures) / min(figures) > LOG_FROM
+    least = min((bar.value for bar in bars if bar.value is not None), default=min(figures, default=0))
+    return least > 0 and max(figures) / least > LOG_FROM
 
 
 def _figures(bars: Sequence[Bar]) -> list[float]:
@@ -86,7 +87,9 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_yticks(range(len(bars)), [shown(bar.name, 28) for bar in bars])
     for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
         tick.set_color(INK if bar.value is not None else GREY)
-    axes.set_xlabel(f"{axis}, log scale" if axes.get_xscale() == "log" else axis, color=INK)
+    label = f"{axis}, log scale" if axes.get_xscale() == "log" else axis
+    whiskers = "; whiskers: range of its blocks" if any(bar.high is not None for bar in bars) else ""
+    axes.set_xlabel(label + whiskers, color=INK)
     axes.grid(axis="x", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

@@ -4,9 +4,9 @@
     model.compile("adam", loss, jit_compile=True, steps_per_execution=50)
     model.fit(x, y, batch_size=32, epochs=3)
 
-Why: with `steps_per_execution=50` Keras loops in TensorFlow's executor, outside of XLA: every step is a launch of its own, with
-its own copy of a batch to the device and its own turn of the input's iterator, about 1 ms together, which a small LSTM does not
-take itself. Here the batches of 50 steps are stacked on the host, copied at once, and a loop inside the compiled program takes
+Why: with `steps_per_execution=50` Keras loops in TensorFlow's executor, outside of XLA: every step is a launch of its own,
+with its own copy of a batch to the device and its own turn of the input's iterator, which together may take longer than a
+small LSTM. Here the batches of 50 steps are stacked on the host, copied at once, and a loop inside the compiled program takes
 them in order: forward pass, loss, gradients, optimizer and metrics. What a step computes is Keras' own `train_step`.
 
 All else is Keras': data of any kind that `fit` takes, sample and class weights, callbacks (which see the logs after every
@@ -34,7 +34,7 @@ class CompiledLoop(keras.Sequential):
     Arguments and methods are those of keras.Sequential. `compile` wants jit_compile=True (or "auto", where Keras makes that
     True); steps_per_execution is worth choosing: 50 or so, and with 1 this is a keras.Sequential.
 
-    `fit` and `evaluate` raise ValueError where they could not keep that: another backend, run_eagerly=True,
+    `fit` and `evaluate` raise ValueError where their steps cannot run as one program: another backend, run_eagerly=True,
     jit_compile=False, a tf.distribute strategy, batches that are not dense tensors or have a dimension, but for the first one,
     of unknown size.
     """

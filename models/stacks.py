@@ -195,7 +195,7 @@ IMPLEMENTATIONS = {
         jit_compile=True,
     ),
     "wavefront_persistent": Implementation(
-        "the same schedule in two persistent CUDA kernels, forward and backward, called from XLA",
+        "the stack in persistent CUDA kernels called from XLA, its layers together along the diagonal or in turn",
         _stack("wavefront_stack.PersistentWavefrontStack"),
         lambda layers, steps: {"xla": 1, PTX_OP: 1},
         not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",

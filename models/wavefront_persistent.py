@@ -1,13 +1,15 @@
 """The wavefront as two persistent CUDA kernels (models/wavefront_kernels.cu), called from a function that XLA compiles.
 
-    forward    X · kernel of layer 0, for all of time    lstm_wavefront_forward, one launch    time + layers - 1 steps
-    backward   lstm_wavefront_backward, one launch       the weights' gradients, one product of all steps a layer
+    forward    X · kernel of the lowest layer, for all of time    lstm_wavefront_forward, one launch
+    backward   lstm_wavefront_backward, one launch    the weights' gradients, one product of all steps a layer
 
-The schedule is that of models/wavefront_schedule.py. There a step is a handful of kernels that XLA makes; here all steps are
-one, which keeps its weights on the chip and passes a barrier between steps. What it needs in return: an NVIDIA GPU of compute
-capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many thread blocks as there are
-multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow is set to be when a function
-is traced: products are rounded to TensorFloat-32, or made of three of them, to float32's precision, where that is off.
+for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster. The
+schedule is that of models/wavefront_schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
+kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
+an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
+thread blocks as there are multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow
+is set to be when a function is traced: where TensorFloat-32 is on, operands are rounded to it; where it is off, each product
+is a sum of three such, which gives float32's precision.
 
 The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
 but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
@@ -39,7 +41,7 @@ def persistent_stack(
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
     together: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run a stack of unidirectional layers; differentiable once (lstm_stack twice).
+    """Run a stack of unidirectional layers. It has first derivatives; lstm_stack has second ones too.
 
     Args, returns: as of wavefront_stacking.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
         dropout between them go one at a time.

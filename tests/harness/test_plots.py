@@ -14,6 +14,7 @@ def test_a_plot_is_logarithmic_where_rows_differ_by_more_than_twenty_times():
     assert plots.needs_log_scale([*bars, plots.Bar("c", None, published=[("P40", 20.1)])])
     assert not plots.needs_log_scale([*bars, plots.Bar("zero", 0.0), plots.Bar("none", None)])
     assert not plots.needs_log_scale([])
+    assert not plots.needs_log_scale([plots.Bar("a", 100.0), plots.Bar("b", None, published=[("P40", 1.0)])])
 
 
 @pytest.mark.parametrize(
