@@ -318,7 +318,7 @@ class _Traced:
         self._function, self._traces = tf.function(step, jit_compile=jit_compile or None), {}
 
     def __call__(self, *arguments):
-        shapes = arguments[0]._shape_tuple(), arguments[1]._shape_tuple()
+        shapes = tuple(x._shape_tuple() for x in tf.nest.flatten(arguments[:2]))
         if shapes not in self._traces:
             self._traces[shapes] = self.get_concrete_function(*arguments)
         return self._traces[shapes](*arguments)
