@@ -166,7 +166,7 @@ def _next(iterator, steps: int):
     return rows, sizes.numpy().tolist()  # waits for the data, not for the device
 
 
-@tf.function(reduce_retracing=True, autograph=False)
+@tf.function(autograph=False)
 def _rows(iterator, steps):
     """The same as tensors, the sizes [n] int32."""
     spec = iterator.element_spec

@@ -310,3 +310,14 @@ def test_error_of_the_data_reaches_the_user():
     for kind in KINDS:
         with pytest.raises(Exception, match="of the data"):
             model_of(kind).fit(broken(), verbose=0)
+
+
+def test_models_of_other_shapes_train_in_one_process():
+    """What takes the batches is one function for all: a trace that was relaxed to several shapes would know none."""
+    for shape in ((4, 3), (5, 2), (6,)):
+        x, y = np.ones((20, *shape), "float32"), np.zeros(20, "int64")
+        model = CompiledLoop([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, jit_compile=True, steps_per_execution=2)
+        losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+        assert losses[1] < losses[0]
