@@ -3,12 +3,10 @@
 matplotlib is imported inside `draw`. The same curves give the same bytes, as in harness/plots.py.
 """
 
-import io
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.plots import DPI, GREY, INK, TITLE, WIDTH, shown
+from harness.plots import DPI, GREY, INK, WIDTH, finished, own_style, shown
 
 HEIGHT = 5.2  # inches
 OURS = ("#b3541e", "#3b6ea5", "#2e7d4f")  # drawn in full; the others grey and dashed
@@ -42,12 +40,7 @@ def parts(curve: Curve) -> list[list[tuple[float, float, float, float]]]:
 
 def draw(title: str, across: str, upwards: str, curves: Sequence[Curve], caption: str) -> bytes:
     """A PNG; `across` and `upwards` are what the axes show, with their units. Figures and places have to be above 0."""
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # as in harness/plots.py
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"font.size": 10, "text.parse_math": False})
+    with own_style():
         return _draw(title, across, upwards, curves, caption)
 
 
@@ -91,10 +84,4 @@ def _draw(title: str, across: str, upwards: str, curves: Sequence[Curve], captio
     if missing := [curve.name for curve in curves if not curve.figures]:
         text = "without figures:\n" + "\n".join(shown(name, 28) for name in missing)
         figure.text(0.765, 0.17, text, fontsize=9, color=GREY, style="italic", va="bottom")
-    title = shown(title, 130)
-    size = 12 * min(1.0, TITLE / max(1, len(title)))
-    figure.text(0.03, 0.975, title, fontsize=size, fontweight="bold", va="top", color=INK)
-    figure.text(0.03, 0.02, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+    return finished(figure, title, caption)

@@ -272,7 +272,7 @@ class Measurement:
 
 
 def handed_to_fit(trial: Any, batch_size: int) -> int:
-    """Bytes of the inputs and labels of the steps in `fit`'s profile, which it may copy to the host once.
+    """Bytes of the inputs and labels of the steps in `fit`'s profile, a measure of what it may copy to the host.
 
     On a GPU Keras makes tensors there of the arrays that it is handed, and copies them back for tf.data, which lives on the host
     (https://github.com/tensorflow/tensorflow/issues/71744): once per fit, whatever it trains, and no step waits for it.

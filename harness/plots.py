@@ -3,10 +3,11 @@
 matplotlib is imported inside `draw`. The same bars give the same bytes: no date, no version, no style of the user's.
 """
 
+import contextlib
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 LOG_FROM = 20  # rows that differ by more than this factor from the least measured one are drawn on a log scale
@@ -48,13 +49,32 @@ def shown(text: str, width: int) -> str:
 
 def draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     """A PNG of horizontal bars in the order given, the first on top; `axis` is the quantity with its unit."""
+    with own_style():
+        return _draw(title, axis, bars, caption)
+
+
+@contextlib.contextmanager
+def own_style() -> Iterator[None]:
+    """Draw in the style of this suite, whatever the user's is."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a reason in another script is still drawn
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"font.size": 10, "text.parse_math": False})  # a $ in a reason is a dollar sign
-        return _draw(title, axis, bars, caption)
+        yield
+
+
+def finished(figure, title: str, caption: str) -> bytes:
+    """The figure as a PNG, the title above and the caption below."""
+    height = figure.get_size_inches()[1]
+    title = shown(title, 130)
+    size = 12 * min(1.0, TITLE / max(1, len(title)))  # a longer one gets smaller letters: its end may be a warning
+    figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
+    figure.text(0.03, 0.10 / height, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
 
 
 def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
@@ -94,18 +114,10 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    title = shown(title, 130)
-    size = 12 * min(
-        1.0, TITLE / max(1, len(title))
-    )  # a longer title gets smaller letters, since its end may be a warning
-    figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
     if labels:
         anchor = (0.025, 1 - 0.36 / height)
         figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=4, frameon=False, fontsize=9, handletextpad=0.3)
-    figure.text(0.03, 0.10 / height, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+    return finished(figure, title, caption)
 
 
 def _scale(axes, bars: Sequence[Bar]) -> None:

@@ -18,14 +18,14 @@
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
 // manual, but the same one for A and B.) Rows of A are gates in the forward kernel and units in the backward kernel.
 //
-// The host (models/wavefront_persistent.py) defines:
+// The host (defines of models/wavefront_tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
 //   NUMBER               0: float32, rounded to tf32 by the products; 1: float16; 2: bfloat16; 3: float32, each product as three
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
 //                        c are float32
 //   BACKWARD             which of the two kernels
-//   UNIT_TILE, BATCH_TILE, SPLIT, HELD, RESIDENT, AHEAD, CHUNK   see wavefront_persistent.py: Tiling
+//   UNIT_TILE, BATCH_TILE, SPLIT, HELD, RESIDENT, AHEAD, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 

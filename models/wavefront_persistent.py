@@ -27,7 +27,7 @@ import tensorflow as tf
 from models import cuda_source
 from models.cuda_source import Chip
 from models.wavefront_stacking import LayerWeights
-from models.wavefront_tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, multiple, parts
+from models.wavefront_tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, padded_units
 
 SOURCE = Path(__file__).with_name("wavefront_kernels.cu")
 
@@ -53,7 +53,7 @@ def persistent_stack(
     _check(inputs, layers, chip)
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    padded = parts(units, multiple(inputs.dtype.size)) * multiple(inputs.dtype.size)
+    padded = padded_units(units, inputs.dtype.size)
     work = Work(len(layers), batch, padded, _number(inputs.dtype), False)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")

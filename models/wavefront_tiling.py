@@ -87,6 +87,11 @@ def multiple(itemsize: int) -> int:
     return LINE // itemsize
 
 
+def padded_units(units: int, itemsize: int) -> int:
+    """Of a layer, as the kernels have them."""
+    return parts(units, multiple(itemsize)) * multiple(itemsize)
+
+
 @functools.cache
 def tiling(work: Work, chip: Chip) -> Tiling | None:
     """The tiling whose step should take the least time; None: none fits."""

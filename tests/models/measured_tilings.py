@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from models import wavefront_tiling
-from models.wavefront_tiling import COST_US, NUMBERS, WARPS, Tiling, Work, parts
+from models.wavefront_tiling import COST_US, NUMBERS, WARPS, Tiling, Work
 
 SHAPES = {  # layers, units, batch, steps, by how many layers at a time
     "mnist": (2, 128, 32, 28, (2,)),
@@ -39,10 +39,10 @@ def works() -> Iterator[tuple[str, Work, int]]:
     for name, (_, units, batch, steps, together) in SHAPES.items():
         for precision in PRECISIONS.get(name, ("tf32", "float16")):
             number = NUMBERS[precision]
-            multiple = wavefront_tiling.multiple(Work(1, batch, units, number, False).itemsize)
+            padded = wavefront_tiling.padded_units(units, Work(1, batch, units, number, False).itemsize)
             for lanes in together:
                 for backward in (False, True):
-                    yield name, Work(lanes, batch, parts(units, multiple) * multiple, number, backward), steps
+                    yield name, Work(lanes, batch, padded, number, backward), steps
 
 
 def tried(work: Work, chip) -> list[Tiling]:

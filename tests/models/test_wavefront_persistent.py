@@ -173,7 +173,7 @@ def test_the_layer_trains_as_with_xla(monkeypatch, folder):
 def works():
     for layers, units, batch, _ in PUBLISHED:
         for itemsize in (4, 2):
-            padded = -(-units // wavefront_tiling.multiple(itemsize)) * wavefront_tiling.multiple(itemsize)
+            padded = wavefront_tiling.padded_units(units, itemsize)
             for number in (0, 3) if itemsize == 4 else (1, 2):
                 for lanes in (1, layers):
                     for backward in (False, True):
