@@ -32,6 +32,7 @@ from models.wavefront_tiling import NUMBERS, WARPS, Work, defines, fitting, laye
 SOURCE = Path(__file__).with_name("wavefront_kernels.cu")
 
 
+@tf.autograph.experimental.do_not_convert
 def persistent_stack(
     inputs: tf.Tensor,
     layers: Sequence[LayerWeights],
