@@ -70,7 +70,12 @@ def _failure(job: Mapping, benchmark: Any, reason: str, wrong_input: bool = Fals
 
 
 def _one_line(error: Exception) -> str:
-    kind, text = type(error).__name__, " ".join(str(error).split())
+    kind, text = type(error).__name__, str(error).strip()
+    if text.startswith(
+        "in user code:"
+    ):  # AutoGraph's: the call stack, an empty line, and the error's own name and text
+        text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
+    text = " ".join(text.split())
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind}: {text}"):
         return f"out of memory: {text[:200]}; try a smaller --batch-size"
     if isinstance(error, OSError) and error.errno in NO_SPACE:

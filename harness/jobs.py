@@ -18,9 +18,9 @@ from harness.options import Constant, Header, Options
 
 # Of MNIST's rows those that train in about a minute: op by op, a training of 3 epochs takes PyTorch's cells many.
 MNIST_ROWS = (
-    "--rows=keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,torch_lstm,torch_lstm_graph,"
+    "--rows=keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
 )
-MNIST_ROWS += "jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"
+MNIST_ROWS += "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"
 # What each preset runs: (script, its options). What the user wrote comes before them; see `plan`.
 JOBS: dict[str, list[tuple[str, list[str]]]] = {
     "quick": [

@@ -4,7 +4,7 @@ sequences [batch, time, features] → LSTM stack → last output → Dense(relu)
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -72,8 +72,9 @@ def build_classifier(
         input_shape: (time, features).
         lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
         use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto". "stack": no
-            keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; "wavefront":
-            one WavefrontLSTM. These two have one dropout rate for all places between their layers, and are on TensorFlow alone.
+            keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; "wavefront"
+            and "persistent": one WavefrontLSTM of that implementation. These three have one dropout rate for all places between
+            their layers, and are on TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         steps_per_execution: of the model: training steps of one call of TensorFlow.
         compiled_loop: whether those are one XLA program: models.compiled_fit.CompiledLoop, a keras.Sequential.
@@ -82,7 +83,7 @@ def build_classifier(
     """
     policy = POLICIES[precision]
     model = (_compiled_loop() if compiled_loop else keras.Sequential)([keras.Input(input_shape)])
-    whole_stack = use_cudnn in ("stack", "wavefront")
+    whole_stack = use_cudnn in ("stack", "wavefront", "persistent")
     if whole_stack:
         between, behind = rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
@@ -123,8 +124,8 @@ def _compiled_loop() -> type:
 
 
 @functools.cache
-def _stack_classes() -> dict[str, type]:
-    """The layers that are a whole stack, by `use_cudnn`; imports TensorFlow."""
+def _stack_classes() -> dict[str, Callable]:
+    """What makes a layer that is a whole stack, by `use_cudnn`; imports TensorFlow."""
     from models.cudnn_layers import CudnnLSTMLayer
     from models.wavefront import WavefrontLSTM
 
@@ -138,7 +139,8 @@ def _stack_classes() -> dict[str, type]:
         def drop(self, x):
             return self.between(x, training=True)
 
-    return {"stack": CudnnLSTMLayer, "wavefront": ProvenWavefrontLSTM}
+    persistent = functools.partial(ProvenWavefrontLSTM, implementation="persistent")
+    return {"stack": CudnnLSTMLayer, "wavefront": ProvenWavefrontLSTM, "persistent": persistent}
 
 
 def stack_layer(model: keras.Model) -> keras.layers.Layer | None:

@@ -14,8 +14,9 @@ All else is Keras': data of any kind that `fit` takes, sample and class weights,
 holds as many batches, and the host the next ones, which a thread takes meanwhile.
 
 Batches have one shape but for the batch size. Those of another size than the first of an epoch, in practice the last and smaller
-one, Keras runs step by step, as it would without this class; that is another program, compiled when it first comes. A call of
-fewer batches, such as an epoch's last, runs in the same program, which is told how many there are.
+one, run one by one in a program of that size, compiled when it first comes. A call of fewer batches, such as an epoch's last,
+runs in the same program, which is told how many there are. Every step is traced for batches of a known size, so that layers
+which need one, such as WavefrontLSTM(implementation="persistent"), do not need it of keras.Input.
 """
 
 import concurrent.futures
@@ -82,7 +83,7 @@ def _in_one_program(usual: Callable, step: Callable, steps: int) -> Callable:
     last as long as its steps do, and the data would wait for it.
 
     Args:
-        usual: what Keras itself would call, for batches that do not fit into the program.
+        usual: what Keras itself would call, for train_on_batch and test_on_batch.
         step: a batch → logs, the model's own `train_step` or `test_step`.
     """
     program = _program(step)
@@ -108,7 +109,7 @@ def _in_one_program(usual: Callable, step: Callable, steps: int) -> Callable:
         if count:
             logs = program(_stacked(rows, steps, count, size), tf.constant(count))
         for other in sizes[count:]:
-            logs = usual(iter([tf.nest.map_structure(lambda array, a=begin, b=begin + other: array[a:b], rows)]))
+            logs = program(_stacked(rows, 1, 1, other, begin), tf.constant(1))
             begin += other
         return logs
 
@@ -200,11 +201,11 @@ def _rows(iterator, steps):
     return tf.nest.pack_sequence_as(spec, rows), sizes
 
 
-def _stacked(rows, steps: int, count: int, size: int):
-    """The first `count` batches of `size` rows as [steps, size, ...], on the host; what is not there is 0."""
+def _stacked(rows, steps: int, count: int, size: int, begin: int = 0):
+    """`count` batches of `size` rows, from row `begin` on, as [steps, size, ...], on the host; what is not there is 0."""
 
     def stack(array):
-        array = array[: count * size]
+        array = array[begin : begin + count * size]
         if count < steps:
             array = tf.pad(array, [[0, (steps - count) * size]] + [[0, 0]] * (len(array.shape) - 1))
         return tf.reshape(array, [steps, size, *array.shape[1:]])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from models.jax_rows import JAX_IMPLEMENTATIONS, JaxImplementation
-from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PRECISIONS, WAVEFRONT_OP
+from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PERSISTENT_KERNEL, PRECISIONS, WAVEFRONT_OP
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
 
 STEPS_PER_EXECUTION = 50  # of the rows that set it
@@ -123,6 +123,14 @@ FIT_IMPLEMENTATIONS = {
         steps_per_execution=STEPS_PER_EXECUTION,
         compiled_loop=True,
     ),
+    "wavefront_persistent": FitImplementation(
+        "wavefront_loop with implementation='persistent': its layers in CUDA kernels called from XLA",
+        "persistent",
+        True,
+        needs_gpu=True,
+        steps_per_execution=STEPS_PER_EXECUTION,
+        compiled_loop=True,
+    ),
 }
 
 
@@ -133,8 +141,11 @@ def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[
     if made.use_cudnn is True or (made.use_cudnn == "auto" and device == "gpu"):
         return {"ops": {"CudnnRNNV3": num_layers}, "not_ops": f"xla|loop:{MATMUL}", "kernels": CUDNN_KERNEL}
     if made.compiled_loop:  # one loop around all steps, which runs once, however many they are; no update outside of it
-        ops = {"xla": 1, WAVEFRONT_OP: 1, "xla:While": (1, 1), f"xla:loop:{UPDATE_OP}": 1}
-        return {"ops": ops, "not_ops": f"{CUDNN_OP}|xla:{UPDATE_OP}", "not_kernels": CUDNN_KERNEL}
+        ops = {"xla": 1, "xla:While": (1, 1), f"xla:loop:{UPDATE_OP}": 1}
+        found = {"not_ops": f"{CUDNN_OP}|xla:{UPDATE_OP}", "not_kernels": CUDNN_KERNEL}
+        if made.use_cudnn == "persistent":
+            return {"ops": ops | {"xla:loop:XlaCustomCallV2": 2}, "kernels": PERSISTENT_KERNEL, **found}
+        return {"ops": ops | {WAVEFRONT_OP: 1}, **found}
     if made.use_cudnn == "wavefront":  # Keras' own loop is outside of XLA
         return {"ops": {"xla": 1, WAVEFRONT_OP: 1}, "not_ops": f"{CUDNN_OP}|xla:While", "not_kernels": CUDNN_KERNEL}
     if made.jit_compile is True:

@@ -105,8 +105,8 @@ TORCH = [
 ]
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
-    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop", *TORCH,
-              *JAX],
+    "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop",
+              "wavefront_persistent", *TORCH, *JAX],
     "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "wavefront", "wavefront_persistent",
             "cudnn_stack", *TORCH, *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
@@ -114,7 +114,8 @@ ROWS = {
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
                    "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent",
                    *TORCH, *JAX],
-    "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop"],
+    "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop",
+                  "wavefront_persistent"],
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import processes
+from harness import child, processes
 
 PROJECT = Path(__file__).resolve().parents[2]
 # A benchmark script's part of a child process; {body} is what the row does.
@@ -114,6 +114,11 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
     outcome = run(body)
     assert outcome.result is None and outcome.reason.startswith(reason) and "\n" not in outcome.reason
     assert outcome.log == "logs/a.row.log"
+
+
+def test_error_out_of_a_traced_function_is_told_by_its_own_text():
+    text = 'in user code:\n\n    File "a.py", line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3 layers:\n    too many\n'
+    assert child._one_line(ValueError(text)) == "ValueError: 3 layers: too many"
 
 
 def test_result_that_cannot_be_written_whole_is_never_read(run):
