@@ -178,7 +178,8 @@ def _count_traced(ops: Counter, prefix: str) -> None:
 
     for op, times in list(ops.items()):
         name = op.removeprefix("eager:")
-        if context.context().has_function(name):
+        # A GPU's copy of a compiled function's input names the function as its op: that is no execution.
+        if name != op and context.context().has_function(name):
             for inner, count in _ops_of(context.context().get_function_def(name), context.context()).items():
                 if inner.startswith(prefix):
                     ops[inner] += times * count

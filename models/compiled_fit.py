@@ -163,7 +163,9 @@ def _loop(step: Callable) -> Callable:
 
 def _next(iterator, steps: int):
     """Up to `steps` batches: (all their rows, one after the other, in a batch's structure and on the host; their sizes)."""
-    rows, sizes = _rows(iterator, steps)
+    # Called there, too: a loop hands its variables on where its function was called, and would copy a batch to a GPU and back.
+    with tf.device("/CPU:0"):
+        rows, sizes = _rows(iterator, steps)
     return rows, sizes.numpy().tolist()  # waits for the data, not for the device
 
 

@@ -117,8 +117,8 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
 
 
 def test_error_out_of_a_traced_function_is_told_by_its_own_text():
-    text = 'in user code:\n\n    File "a.py", line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3 layers:\n    too many\n'
-    assert child._one_line(ValueError(text)) == "ValueError: 3 layers: too many"
+    text = 'in user code:\n\n    File "a.py", line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3:\n    too many\n'
+    assert child._one_line(ValueError(text)) == "ValueError: 3: too many"
 
 
 def test_result_that_cannot_be_written_whole_is_never_read(run):
