@@ -100,6 +100,8 @@ class Kernel(NamedTuple):
     `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
     GPU: one that has to run, one that has to run outside of the stack, and those that may not.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
+    `lengths_to_host`: calls of a training step that copy the sequences' lengths, int32 [batch], to the host, for a peer whose
+    binding of cuDNN cannot do without.
     """
 
     ops: Mapping[str, Any] = {}
@@ -108,6 +110,7 @@ class Kernel(NamedTuple):
     not_ops: str = ""
     kernels: str = ""
     not_kernels: str = ""
+    lengths_to_host: int = 0
 
 
 def max_error(value: np.ndarray, reference: np.ndarray) -> float:
@@ -276,15 +279,18 @@ class Proof:
             told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
             self.failures.setdefault("clock", told)
 
-    def stays_on_device(self, loss: Any, reads: int, copied_bytes: int) -> None:
-        """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host."""
+    def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
+        """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host.
+
+        lengths_bytes: what the row's evidence allows besides (Kernel.lengths_to_host).
+        """
         if isinstance(loss, float | np.generic | np.ndarray):
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")
         if reads:
             self.failures.setdefault(
                 "host", f"a step reads a tensor to the host {reads} times: each waits for the device"
             )
-        self.copies(copied_bytes, TO_HOST_LIMIT)
+        self.copies(copied_bytes, TO_HOST_LIMIT + lengths_bytes)
 
     def copies(self, copied_bytes: int, limit: int) -> None:
         """What the profiler saw copied from the device to the host in the timed steps, and how much that may be."""

@@ -92,7 +92,15 @@ def _loops_of(unroll: int) -> Callable:
 
 
 def _calls_of_cudnn(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
-    return {"ops": {JAX_CUDNN: 1}, "not_ops": f"loop:{JAX_MATMUL}", "kernels": CUDNN_KERNEL}
+    """Of one call for the stack, forward and backward, each of which takes the sequences' lengths to the host."""
+    found = {"ops": {JAX_CUDNN: 1}, "not_ops": f"loop:{JAX_MATMUL}", "kernels": CUDNN_KERNEL}
+    return {**found, "lengths_to_host": 2}
+
+
+def _calls_of_keras(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
+    """Of one such call for each layer."""
+    calls = _calls_of_cudnn(num_layers, time_steps, device)
+    return {**calls, "ops": {JAX_CUDNN: num_layers}, "lengths_to_host": num_layers * calls["lengths_to_host"]}
 
 
 def _keras_torch(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
@@ -122,7 +130,7 @@ JAX_IMPLEMENTATIONS = {
     "keras_jax_cudnn": JaxImplementation(
         "Keras on JAX: keras.layers.LSTM(use_cudnn=True), layer by layer, the whole step jitted",
         _keras("jax", use_cudnn=True),
-        lambda layers, steps, device: {**_calls_of_cudnn(layers, steps, device), "ops": {JAX_CUDNN: layers}},
+        _calls_of_keras,
         needs_gpu=True,
         precisions=("fp32", "tf32"),  # at fp16 Keras' call of cuDNN fails when it is compiled
     ),

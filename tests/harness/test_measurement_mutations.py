@@ -119,6 +119,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+BATCH_SIZE = 4
 IN_FIT = UPDATE_STEPS * (TO_HOST_LIMIT + 2 * 4 * (100 * 4 + 8))  # what a fit of those steps may copy, of batches of 4
 
 
@@ -140,14 +141,15 @@ def parts(tmp_path, monkeypatch):
     monkeypatch.setattr(clocks, "WINDOW_S", 1e-5)
     job = {
         "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": path,
-        "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 6, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
+        "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 6, "BLOCKS": 2, "MIN_BLOCK_S": 0.0,
+                     "BATCH_SIZE": BATCH_SIZE},
     }  # fmt: skip
 
-    def run(module, way: str, plant) -> dict[str, dict]:
+    def run(module, way: str, plant, **evidence) -> dict[str, dict]:
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
-        row_process = module.Measurement(job, SimpleNamespace(facts={}), EVIDENCE)
+        row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EVIDENCE, **evidence})
         if way == "steps":
             return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
 
@@ -207,6 +209,19 @@ def test_fit_may_copy_twice_what_it_was_handed_for_these_steps_and_no_more(parts
 def test_step_may_copy_its_metrics_and_no_input(parts, copied, failed):
     for part in parts(measurement, "steps", lambda trial, runtime: setattr(runtime, "to_host_bytes", copied)).values():
         assert part["proof"]["failed"] == failed
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_step_may_copy_the_lengths_besides_that_its_evidence_names(parts, monkeypatch, more):
+    allowed = 4 * 2 * BATCH_SIZE
+    copied = TO_HOST_LIMIT + allowed + more
+
+    def plant(trial, runtime):
+        runtime.to_host_bytes = copied
+
+    for part in parts(measurement, "steps", plant, lengths_to_host=2).values():
+        assert part["proof"]["failed"] == (["host"] if more else [])
+        assert not more or f"limit {TO_HOST_LIMIT + allowed}" in part["reason"]
 
 
 def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):
