@@ -117,6 +117,7 @@ def differences(before: Mapping, after: Mapping, across: str | None) -> list[Dif
             facts["machine" if name in MACHINE else "software", name] = partial(_version, name)
     facts |= {("data", "data"): provenance.data_of, ("data", "data (sha256)"): provenance.sums_of}
     facts["code", "code"] = provenance.code_of
+    facts["software", "variables of the environment"] = provenance.variables_of
     for name in dict.fromkeys([*before["config"], *after["config"]]):
         if name not in (*provenance.NOT_SETTINGS, "PRECISION"):  # the precision is in the row's name
             facts["settings", name] = partial(_setting, name)

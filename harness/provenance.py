@@ -76,6 +76,14 @@ def code_of(record: Mapping) -> str | None:
     return commit and f"commit {str(commit)[:10]}" + (" with uncommitted changes" if dirty else "")
 
 
+def variables_of(record: Mapping) -> str | None:
+    """The environment variables that steer frameworks; None where nobody looked."""
+    variables = value_at(record, "environment.variables")
+    if variables is None:
+        return None
+    return " ".join(f"{name}={value}" for name, value in variables.items()) or "none set"
+
+
 def dates(rows: Iterable[Mapping]) -> str:
     days = sorted({str(day)[:10] for record in rows if (day := value_at(record, "environment.date"))})
     return plain(" to ".join(dict.fromkeys([days[0], days[-1]]))) if days else ""
@@ -110,6 +118,7 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     lines += [f"- Date: {day}" for day in [dates(rows)] if day]
     lines += [f"- Data: {value}" for value in [told_of_run(rows, data_of)] if value]
     lines += [f"- Code: {value}" for value in [told_of_run(rows, code_of)] if value]
+    lines += [f"- Variables of the environment: {value}" for value in [told_of_run(rows, variables_of)] if value]
     bills = list(spread(rows, environment("software")))
     lines += [f"- Every package: {', '.join(f'software/{name}.json' for name in bills)}"] if bills else []
     notes = {note: None for record in rows for note in value_at(record, "environment.notes") or []}
@@ -121,7 +130,7 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
     names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
     facts = {key: environment(key) for key in ENVIRONMENT}
     facts |= {name: environment_package(name) for name in names if name not in ENVIRONMENT}
-    facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of}
+    facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
     different = [f"{key} {told(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
     settings = dict.fromkeys(name for record in rows for name in record["config"] if name not in NOT_SETTINGS)

@@ -61,7 +61,7 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
         return False
     facts = machine.facts(today.device)
-    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python", "variables")):
         return False
     return environment.get("data", {}).get("sha256") == today.sha256
 

@@ -135,7 +135,10 @@ def _kernels(value: Any) -> bool:
 
 
 def _environment(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(value.get(key) or {}, dict) for key in ("data", "packages")):
+    objects = ("data", "packages", "variables")
+    if not isinstance(value, dict) or not all(isinstance(value.get(key) or {}, dict) for key in objects):
+        return False
+    if not all(isinstance(text, str) for text in (value.get("variables") or {}).values()):
         return False
     if not isinstance((value.get("data") or {}).get("sha256") or {}, dict):
         return False
@@ -170,7 +173,11 @@ RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
     "clocks": ("a list of objects", _clocks, []),
     "notes": (*_STRINGS, []),
     "published": ("an object of figures", is_published, {}),
-    "environment": ("an object with objects data (with sha256) and packages and a list notes", _environment, {}),
+    "environment": (
+        "an object with objects data (with sha256), packages and variables (of texts) and a list notes",
+        _environment,
+        {},
+    ),
 }
 OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": _FIGURES,

@@ -263,6 +263,11 @@ def test_runs_of_one_machine_and_code_differ_in_nothing(compared):
         (dict(environment={"packages": {"numpy": "2.5.0"}}), "- numpy: 2.4.6 → 2.5.0", "other software"),
         (dict(environment={"driver": "580"}), "- driver: unknown → 580", None),
         (
+            dict(environment={"variables": {"XLA_FLAGS": "--a --b"}}),
+            "- variables of the environment: unknown → XLA_FLAGS=--a --b",
+            None,
+        ),
+        (
             dict(
                 environment={"data": {"name": "ptb", "title": "Penn Treebank", "source": "embedded", "reason": "none"}}
             ),
@@ -289,6 +294,16 @@ def test_what_differs_is_spelled_out_at_the_top_and_marked_at_the_verdict(compar
     if mark:
         (cells,) = row_of(markdown, "keras")
         assert cells[-1].endswith(f" ({mark})")
+
+
+def test_another_variable_of_the_environment_is_other_software(compared):
+    before, after = (
+        [make(environment={"variables": variables}), *four()[1:]] for variables in ({}, {"NVIDIA_TF32_OVERRIDE": "0"})
+    )
+    _, markdown, _, found = compared(before, after)
+    said = "- variables of the environment: none set → NVIDIA_TF32_OVERRIDE=0 (`ptb keras train`)"
+    marks = {row["row"]: row["marks"] for row in found["rows"]}
+    assert said in markdown and marks.pop("keras") == ["other software"] and not any(marks.values())
 
 
 def test_a_difference_of_some_rows_names_them(compared):

@@ -86,7 +86,9 @@ def change(stub, **facts):
     stub.starts()
 
 
-@pytest.mark.parametrize("key, value", [("cpu", "another"), ("cores", 1000), ("driver", "580"), ("python", "3.10.0")])
+@pytest.mark.parametrize("key, value", [
+    ("cpu", "another"), ("cores", 1000), ("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"}),
+])  # fmt: skip
 def test_resume_runs_rows_again_that_ran_on_another_machine(stub, key, value):
     here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
     assert stub.main("--processes=2", "--rows=first") == 0

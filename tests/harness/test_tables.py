@@ -168,6 +168,14 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert "data (sha256)" in text
     assert "**Not one setting**: UNITS = 1500 (`keras`); 650 (`keras_cudnn`)." in text
     assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train gpu`" in text
+    variables = [{"variables": {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}}, {"variables": {}}]
+    text = page_of(
+        tmp_path / "variables", make(environment=variables[0]), make("keras_cudnn", environment=variables[1])
+    )
+    assert "- Variables of the environment: XLA_FLAGS=--xla_gpu_autotune_level=0; but none set in `keras_cudnn" in text
+    assert (
+        "**Not one environment**: variables of the environment XLA_FLAGS=--xla_gpu_autotune_level=0 (`keras`)" in text
+    )
     same = page_of(tmp_path / "same", make(), make("keras_cudnn", environment={"cudnn": None, "date": "2026-02-01"}))
     assert "Not one" not in same and "2026-01-31 to 2026-02-01" in same
 

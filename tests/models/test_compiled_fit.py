@@ -228,7 +228,9 @@ def test_one_trace_serves_every_number_of_steps():
         model.fit(X[: batches * BATCH], Y[: batches * BATCH], batch_size=BATCH, verbose=0)
     assert len(traces) == first
     model.fit(X[: 4 * BATCH + 3], Y[: 4 * BATCH + 3], batch_size=BATCH, verbose=0)
-    assert len(traces) == first + 1  # the smaller batch
+    assert len(traces) == first + 1 and traces[-1] == (3, FEATURES)  # the smaller batch
+    model.fit(X[: 4 * BATCH + 2], Y[: 4 * BATCH + 2], batch_size=BATCH, verbose=0)
+    assert traces[-1] == (2, FEATURES)  # of a known size, too, where Keras would trace one of any size
 
 
 def test_with_one_step_per_call_it_is_keras_itself():
