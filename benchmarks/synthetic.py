@@ -51,8 +51,18 @@ def evidence(made, c):
     return fit_rows.fit_evidence(made, c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.DEVICE)
 
 
+def cannot(made, constants):
+    one_way = constants["BIDIRECTIONAL"] and made.use_cudnn == "persistent"
+    return "has one direction (BIDIRECTIONAL)" if one_way else ""
+
+
 ROWS_TABLE = {
-    name: benchmark.Row(made.what, lambda c, made=made: evidence(made, c), made.needs_gpu)
+    name: benchmark.Row(
+        made.what,
+        lambda c, made=made: evidence(made, c),
+        made.needs_gpu,
+        cannot=lambda constants, made=made: cannot(made, constants),
+    )
     for name, made in fit_rows.FIT_IMPLEMENTATIONS.items()
 }
 

@@ -44,6 +44,7 @@ class Row(NamedTuple):
         needs_gpu: skipped on a CPU.
         framework: one of harness.runtimes.FRAMEWORKS; the row is skipped where it is not installed.
         precisions: those that the row has; it is skipped in the others.
+        cannot: constants → why the row cannot run with them, and is skipped; "" where it can.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     needs_gpu: bool = False
     framework: str = "tensorflow"
     precisions: Sequence[str] = schema.PRECISIONS
+    cannot: Callable[[Mapping[str, Any]], str] = lambda constants: ""
 
     @classmethod
     def of(cls, made: Any) -> "Row":
@@ -234,7 +236,8 @@ class Parent:
             return "needs an NVIDIA GPU"
         if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
             return f"has no {precision}"
-        return runtimes.missing(self.benchmark.rows[row].framework)
+        cannot = self.benchmark.rows[row].cannot(self.constants)
+        return cannot or runtimes.missing(self.benchmark.rows[row].framework)
 
     def _earlier(self, row: str) -> list[dict]:
         """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""

@@ -71,10 +71,11 @@ def _failure(job: Mapping, benchmark: Any, reason: str, wrong_input: bool = Fals
 
 def _one_line(error: Exception) -> str:
     kind, text = type(error).__name__, str(error).strip()
-    if text.startswith(
-        "in user code:"
-    ):  # AutoGraph's: the call stack, an empty line, and the error's own name and text
-        text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
+    # AutoGraph tells the call stack, an empty line, and the error's own name and text; Keras the layer, and the text in bold.
+    if text.startswith("in user code:"):
+        text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}:")
+    if bold := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):
+        text = bold[1]
     text = " ".join(text.split())
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind}: {text}"):
         return f"out of memory: {text[:200]}; try a smaller --batch-size"

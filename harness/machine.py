@@ -18,15 +18,15 @@ PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
             "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
-# those that begin with TF_ most are Terraform's, which hold secrets.
+# those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
-    r"(XLA|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|AUTOTUNE|DETERMINISTIC)|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN"
-    r"|CUBLAS[A-Z]*|NVIDIA_TF32|CUDA_(CACHE|DEVICE_MAX|LAUNCH|MODULE)|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+|LD_PRELOAD"
+    r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
+    r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
+    r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
+    r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )
-OUR_OWN = ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE")  # the harness sets them
-VARIABLES = {
-    name: value for name, value in sorted(os.environ.items()) if STEERING.fullmatch(name) and name not in OUR_OWN
-}  # before a framework is imported, which may add its own
+# Read before a framework is imported, which may add its own.
+VARIABLES = {name: value for name, value in sorted(os.environ.items()) if STEERING.fullmatch(name)}
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
 NO_GPU = "--device=gpu: found no NVIDIA GPU; expected one that nvidia-smi lists, or --device=cpu"
 SAMPLE_S = 0.1  # between two NVML samples

@@ -98,7 +98,8 @@ class Measurement:
         with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
         profile = self.runtime.profile(lambda: step(batches[0]))
-        lengths_bytes = 4 * kernel.lengths_to_host * self._protocol["BATCH_SIZE"] if kernel.lengths_to_host else 0
+        calls = kernel.calls_copying_lengths * {"forward": 1}.get(mode, 2)
+        lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
         return proof

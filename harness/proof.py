@@ -8,8 +8,8 @@ states, on the same bytes:
     update      of every weight by three steps of the row's own optimizer     ‖a − b‖₂ / ‖b‖₂ per tensor
     losses      of the timed steps, block by block, against the reference's   |a − b| / |b| per step
     kernel      what the profiler saw run
-    host        what a timed step brought to the host: nothing, so that it does not wait for the device; `fit` may bring back
-                what it was handed
+    host        what a timed step brought to the host: nothing, so that it does not wait for the device (a peer's call of cuDNN
+                the lengths of its sequences, where its evidence says so); `fit` may bring back what it was handed
     clock       how long the device went on after the clock of a block had stopped
 
 The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
@@ -100,8 +100,8 @@ class Kernel(NamedTuple):
     `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
     GPU: one that has to run, one that has to run outside of the stack, and those that may not.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
-    `lengths_to_host`: calls of a training step that copy the sequences' lengths, int32 [batch], to the host, for a peer whose
-    binding of cuDNN cannot do without.
+    `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
+    [batch], to the host, for a peer whose binding of cuDNN cannot do without.
     """
 
     ops: Mapping[str, Any] = {}
@@ -110,7 +110,7 @@ class Kernel(NamedTuple):
     not_ops: str = ""
     kernels: str = ""
     not_kernels: str = ""
-    lengths_to_host: int = 0
+    calls_copying_lengths: int = 0
 
 
 def max_error(value: np.ndarray, reference: np.ndarray) -> float:
@@ -282,7 +282,7 @@ class Proof:
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host.
 
-        lengths_bytes: what the row's evidence allows besides (Kernel.lengths_to_host).
+        lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
         """
         if isinstance(loss, float | np.generic | np.ndarray):
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")

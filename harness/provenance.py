@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from harness import schema
+from harness import runtimes, schema
 from harness.cells import plain, value_at
 
 # Header constants that do not change what a row computes.
@@ -77,11 +77,13 @@ def code_of(record: Mapping) -> str | None:
 
 
 def variables_of(record: Mapping) -> str | None:
-    """The environment variables that steer frameworks; None where nobody looked."""
+    """The environment's variables that may steer the row's framework; None where nobody looked."""
     variables = value_at(record, "environment.variables")
     if variables is None:
         return None
-    return " ".join(f"{name}={value}" for name, value in variables.items()) or "none set"
+    ran = [name for name in runtimes.FRAMEWORKS if value_at(record, f"environment.{name}")]
+    variables = runtimes.variables_of(ran or runtimes.FRAMEWORKS, variables)
+    return "; ".join(f"{name}={value}" for name, value in variables.items()) or "none set"
 
 
 def dates(rows: Iterable[Mapping]) -> str:

@@ -61,7 +61,10 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
         return False
     facts = machine.facts(today.device)
-    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python", "variables")):
+    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+        return False
+    then, now = environment.get("variables"), facts["variables"]
+    if then is not None and runtimes.variables_of([framework], then) != runtimes.variables_of([framework], now):
         return False
     return environment.get("data", {}).get("sha256") == today.sha256
 

@@ -2,13 +2,15 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 PEERS = "not installed: ./run_all.sh --peers"
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
 # framework: the packages (of harness.machine.PACKAGES) whose versions concern its own rows alone.
 FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
+# framework: how the variables of the environment begin (of harness.machine.STEERING) that steer it; the rest steer all.
+PREFIXES = {"tensorflow": ("TF_", "XLA_"), "torch": ("TORCH", "PYTORCH_", "TRITON_"), "jax": ("JAX_", "XLA_")}
 
 
 class Runtime(Protocol):
@@ -85,6 +87,13 @@ def missing(framework: str) -> str:
     if framework == "tensorflow" or importlib.util.find_spec(framework) is not None:
         return ""
     return "needs Python 3.11" if framework == "jax" and sys.version_info < (3, 11) else PEERS
+
+
+def variables_of(frameworks: Collection[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment that may steer a row of these frameworks: all but those of the others alone."""
+    own = {prefix for name in frameworks for prefix in PREFIXES.get(name, ())}
+    others = tuple({prefix for prefixes in PREFIXES.values() for prefix in prefixes} - own)
+    return {name: value for name, value in variables.items() if not name.startswith(others)}
 
 
 def packages_of(framework: str, packages: Mapping[str, str]) -> dict[str, str]:

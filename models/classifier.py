@@ -87,7 +87,7 @@ def build_classifier(
     if whole_stack:
         between, behind = rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
-        kind = _stack_classes()[use_cudnn]
+        kind = _stack_makers()[use_cudnn]
         model.add(kind(units, num_layers, direction=direction, dropout=between, seed=seed, dtype=policy))
         if behind:
             model.add(Dropout(behind, seed=seed + num_layers - 1, dtype=policy))
@@ -124,7 +124,7 @@ def _compiled_loop() -> type:
 
 
 @functools.cache
-def _stack_classes() -> dict[str, Callable]:
+def _stack_makers() -> dict[str, Callable]:
     """What makes a layer that is a whole stack, by `use_cudnn`; imports TensorFlow."""
     from models.cudnn_layers import CudnnLSTMLayer
     from models.wavefront import WavefrontLSTM

@@ -15,8 +15,9 @@ holds as many batches, and the host the next ones, which a thread takes meanwhil
 
 Batches have one shape but for the batch size. Those of another size than the first of an epoch, in practice the last and smaller
 one, run one by one in a program of that size, compiled when it first comes. A call of fewer batches, such as an epoch's last,
-runs in the same program, which is told how many there are. Every step is traced for batches of a known size, so that layers
-which need one, such as WavefrontLSTM(implementation="persistent"), do not need it of keras.Input.
+runs in the same program, which is told how many there are. Every size has a trace of its own (many sizes take as many), and a
+step of `fit` or `evaluate` knows its batch's size: a layer that needs one, such as WavefrontLSTM(implementation="persistent"),
+does not need it of keras.Input there. `predict` and `train_on_batch` are Keras' own: they do.
 """
 
 import concurrent.futures
@@ -133,8 +134,8 @@ def _started(function: Callable) -> Callable:
 def _program(step: Callable) -> Callable:
     """(batches [steps, batch, ...], count) → logs after `step` on the first `count` of them, one after the other.
 
-    The count is a tensor: one program runs any number of steps. The program is compiled once per shape of batches, and `step`
-    traced as often, once more where its first trace makes variables, such as those of the metrics.
+    The count is a tensor: one program runs any number of steps. The program is compiled once per shape of `batches`, and `step`
+    traced once per shape of a batch, once more where its first trace makes variables, such as those of the metrics.
     """
     step, loops = tf.function(step, autograph=False), {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from models.jax_rows import JAX_IMPLEMENTATIONS, JaxImplementation
-from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PERSISTENT_KERNEL, PRECISIONS, WAVEFRONT_OP
+from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PERSISTENT_KERNEL, PRECISIONS, PTX_OP, WAVEFRONT_OP
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
 
 STEPS_PER_EXECUTION = 50  # of the rows that set it
@@ -144,13 +144,14 @@ def fit_evidence(made: FitImplementation, num_layers: int, device: str) -> dict[
         ops = {"xla": 1, "xla:While": (1, 1), f"xla:loop:{UPDATE_OP}": 1}
         found = {"not_ops": f"{CUDNN_OP}|xla:{UPDATE_OP}", "not_kernels": CUDNN_KERNEL}
         if made.use_cudnn == "persistent":
-            return {"ops": ops | {"xla:loop:XlaCustomCallV2": 2}, "kernels": PERSISTENT_KERNEL, **found}
+            return {"ops": ops | {PTX_OP: 2}, "kernels": PERSISTENT_KERNEL, **found}
         return {"ops": ops | {WAVEFRONT_OP: 1}, **found}
     if made.use_cudnn == "wavefront":  # Keras' own loop is outside of XLA
         return {"ops": {"xla": 1, WAVEFRONT_OP: 1}, "not_ops": f"{CUDNN_OP}|xla:While", "not_kernels": CUDNN_KERNEL}
     if made.jit_compile is True:
         ops = {"xla": 1, f"xla:loop:{MATMUL}": num_layers}
-        return {"ops": ops, "not_ops": f"{CUDNN_OP}|{WAVEFRONT_OP}", "not_kernels": CUDNN_KERNEL}
+        wrong = f"{CUDNN_OP}|{WAVEFRONT_OP}|{PTX_OP}|xla:loop:{UPDATE_OP}"
+        return {"ops": ops, "not_ops": wrong, "not_kernels": CUDNN_KERNEL}
     return {"ops": {f"loop:{MATMUL}": num_layers}, "not_ops": f"{CUDNN_OP}|xla", "not_kernels": CUDNN_KERNEL}
 
 

@@ -92,15 +92,18 @@ def _loops_of(unroll: int) -> Callable:
 
 
 def _calls_of_cudnn(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
-    """Of one call for the stack, forward and backward, each of which takes the sequences' lengths to the host."""
-    found = {"ops": {JAX_CUDNN: 1}, "not_ops": f"loop:{JAX_MATMUL}", "kernels": CUDNN_KERNEL}
-    return {**found, "lengths_to_host": 2}
+    """Of one call for the stack, or with dropout one for each layer; each takes the sequences' lengths to the host."""
+    return {
+        "ops": {JAX_CUDNN: 1},
+        "not_ops": f"loop:{JAX_MATMUL}",
+        "kernels": CUDNN_KERNEL,
+        "calls_copying_lengths": num_layers,
+    }
 
 
 def _calls_of_keras(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
     """Of one such call for each layer."""
-    calls = _calls_of_cudnn(num_layers, time_steps, device)
-    return {**calls, "ops": {JAX_CUDNN: num_layers}, "lengths_to_host": num_layers * calls["lengths_to_host"]}
+    return {**_calls_of_cudnn(num_layers, time_steps, device), "ops": {JAX_CUDNN: num_layers}}
 
 
 def _keras_torch(num_layers: int, time_steps: int, device: str) -> dict[str, object]:

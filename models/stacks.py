@@ -16,7 +16,7 @@ CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_blockPersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
 WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has
-PTX_OP = "xla:XlaCustomCallV2"
+PTX_OP = r"xla:(loop:)?XlaCustomCallV2"
 PERSISTENT_KERNEL = r"lstm_wavefront_(forward|backward)"
 LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
 

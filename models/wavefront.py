@@ -21,8 +21,9 @@ TensorFlow draws differently under XLA.
 
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
 schedule in two CUDA kernels (with dropout one layer at a time); it needs an NVIDIA GPU of compute capability 8.0 or later,
-float16, bfloat16 or float32, batches of one fixed shape (keras.Input(batch_shape=(64, 35, 200))), and knows neither masks nor
-layer normalisation nor two directions. What it cannot do is a ValueError: neither stands in for the other unasked.
+float16, bfloat16 or float32, batches of one fixed shape (keras.Input(batch_shape=(64, 35, 200)), or the `fit` and `evaluate`
+of models.compiled_fit.CompiledLoop), and knows neither masks nor layer normalisation nor two directions. What it cannot do is
+a ValueError: neither stands in for the other unasked.
 
 Where to read on: models/wavefront_stacking.py chooses what of the stack advances together, models/wavefront_schedule.py is the
 schedule, forward and backward, models/wavefront_cells.py the arithmetic of one step; models/wavefront_persistent.py and

@@ -131,6 +131,18 @@ def test_rows_are_those_asked_for_and_each_says_what_must_be_seen_running(name, 
         assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 
 
+def test_the_persistent_kernels_alone_have_no_second_direction():
+    def refused(*arguments):
+        return {
+            row: made.cannot(constants("synthetic", *arguments))
+            for row, made in SCRIPTS["synthetic"].ROWS_TABLE.items()
+        }
+
+    assert not any(refused().values())
+    reasons = {row: reason for row, reason in refused("--bidirectional=true").items() if reason}
+    assert reasons == {"wavefront_persistent": "has one direction (BIDIRECTIONAL)"}
+
+
 @pytest.mark.parametrize("preset", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_leave_no_constant_unset_but_those_that_mean_all(name, preset):

@@ -31,9 +31,10 @@ ROWS_TABLE = {
         lambda c: {},
         needs_gpu=name == "needs_gpu",
         framework="torch" if name == "of_a_peer" else "tensorflow",
+        cannot=lambda constants, name=name: "has one direction" if name == "one_way" else "",
     )
     for name in (
-        "needs_gpu", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
+        "needs_gpu", "one_way", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
         "train_unproven", "nothing", "long_record", "flaky", "of_a_peer", "fills_disk", "long_result", "clock_set_back",
         "two_sessions",
     )

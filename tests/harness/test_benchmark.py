@@ -92,15 +92,16 @@ REASONS = {row: f"{reason}; see logs/stub.small.{row}.cpu.fp32.log" for row, rea
 
 
 def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, capfd):
-    rows = ["needs_gpu", "first", *REASONS, "train_unproven"]
+    rows = ["needs_gpu", "one_way", "first", *REASONS, "train_unproven"]
     assert stub.main("--processes=2", "--row-limit-s=2", f"--rows={','.join(rows)}") == 1
     assert [line for line in stub.rows_started() if line.endswith("1")] == ["first 1"], "no second try of a failed row"
     for mode in ("forward", "train"):
         assert {row: stub.record(row, mode)["reason"] for row in REASONS} == REASONS
         assert {stub.record(row, mode)["status"] for row in REASONS} == {"failed"}
         assert stub.record("first", mode)["status"] == "ok" and len(stub.record("first", mode)["blocks_ms"]) == 2
-        skipped = stub.record("needs_gpu", mode)
-        assert (skipped["status"], skipped["reason"]) == ("skipped", "needs an NVIDIA GPU")
+        for row, reason in (("needs_gpu", "needs an NVIDIA GPU"), ("one_way", "has one direction")):
+            skipped = stub.record(row, mode)
+            assert (skipped["status"], skipped["reason"]) == ("skipped", reason)
     assert stub.record("train_unproven", "forward")["status"] == "ok"
     assert stub.record("train_unproven")["reason"].startswith("update: error 0.5; see logs/")
     assert named(stub.out / "stub.md") == [row for row in stub.module.ROWS_TABLE if row in rows]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness import clocks, machine, measurement, references, runtimes
-from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS
+from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from tests.harness import mutants
 from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
 
@@ -120,7 +120,7 @@ MISTAKES = {
 
 
 BATCH_SIZE = 4
-IN_FIT = UPDATE_STEPS * (TO_HOST_LIMIT + 2 * 4 * (100 * 4 + 8))  # what a fit of those steps may copy, of batches of 4
+IN_FIT = UPDATE_STEPS * (TO_HOST_LIMIT + 2 * BATCH_SIZE * (100 * 4 + 8))  # what a fit of those steps may copy
 
 
 def read_and_returned(value):
@@ -212,16 +212,26 @@ def test_step_may_copy_its_metrics_and_no_input(parts, copied, failed):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_step_may_copy_the_lengths_besides_that_its_evidence_names(parts, monkeypatch, more):
-    allowed = 4 * 2 * BATCH_SIZE
-    copied = TO_HOST_LIMIT + allowed + more
+@pytest.mark.parametrize(("mode", "passes"), [("forward", 1), ("train", 2), ("stack", 2)])
+def test_step_may_copy_the_lengths_that_its_evidence_names_once_per_pass(parts, mode, passes, more):
+    allowed = TO_HOST_LIMIT + 3 * passes * 4 * BATCH_SIZE
+    part = parts(
+        measurement,
+        "steps",
+        lambda trial, runtime: setattr(runtime, "to_host_bytes", allowed + more),
+        calls_copying_lengths=3,
+    )[mode]
+    assert part["proof"]["failed"] == (["host"] if more else [])
+    assert not more or f"limit {allowed}" in part["reason"]
 
-    def plant(trial, runtime):
-        runtime.to_host_bytes = copied
 
-    for part in parts(measurement, "steps", plant, lengths_to_host=2).values():
-        assert part["proof"]["failed"] == (["host"] if more else [])
-        assert not more or f"limit {TO_HOST_LIMIT + allowed}" in part["reason"]
+@pytest.mark.parametrize(
+    ("row", "calls"), [("jax_cudnn", 3), ("keras_jax_cudnn", 3), ("jax_scan", 0), ("keras_jax", 0)]
+)
+def test_rows_that_call_cudnn_under_jax_may_copy_the_lengths_in_every_layer(row, calls):
+    from models.jax_rows import JAX_IMPLEMENTATIONS
+
+    assert Kernel(**JAX_IMPLEMENTATIONS[row].evidence(3, 50, "gpu")).calls_copying_lengths == calls
 
 
 def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):

@@ -116,9 +116,18 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
     assert outcome.log == "logs/a.row.log"
 
 
-def test_error_out_of_a_traced_function_is_told_by_its_own_text():
-    text = 'in user code:\n\n    File "a.py", line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3:\n    too many\n'
+@pytest.mark.parametrize("text", [
+    "in user code:\n\n    File 'a.py', line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3:\n    too many\n",
+    "Exception encountered when calling X.call().\n\n\x1b[1m3:\n  too many\x1b[0m\n\nArguments received by X.call():\n  a",
+    "3: too\nmany",
+])  # fmt: skip
+def test_error_is_told_by_its_own_text_whoever_has_wrapped_it(text):
     assert child._one_line(ValueError(text)) == "ValueError: 3: too many"
+
+
+def test_error_without_a_text_is_told_by_its_kind():
+    assert child._one_line(ValueError("in user code:\n\n    File 'a.py'\n\n    ValueError:\n")) == "ValueError"
+    assert child._one_line(ValueError()) == "ValueError"
 
 
 def test_result_that_cannot_be_written_whole_is_never_read(run):

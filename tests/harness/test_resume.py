@@ -91,6 +91,10 @@ def change(stub, **facts):
 ])  # fmt: skip
 def test_resume_runs_rows_again_that_ran_on_another_machine(stub, key, value):
     here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
+    here["variables"] = {
+        **machine.VARIABLES,
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+    }  # which is none of this row's framework
     assert stub.main("--processes=2", "--rows=first") == 0
     change(stub, **here, driver=None)
     assert stub.main("--processes=2", "--rows=first", "--resume") == 0

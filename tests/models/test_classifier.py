@@ -85,6 +85,38 @@ def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runti
     assert accepted == ALIKE.get(row, {row})
 
 
+# What the profiler sees of wavefront_persistent on a GPU (a step of its program has so many ops of the kinds that count).
+PERSISTENT = {
+    "ops": {
+        "xla": 209,
+        "xla:While": 1,
+        "xla:loop:XlaCustomCallV2": 4,
+        "xla:loop:MatMul": 11,
+        "xla:loop:AssignVariableOp": 38,
+    },
+    "kernels": {"lstm_wavefront_forward": 0.3, "lstm_wavefront_backward": 0.3, "gemm_fusion_dot_2": 0.04},
+}
+
+
+@pytest.mark.parametrize("row", fit_rows.FIT_IMPLEMENTATIONS)
+def test_persistent_kernels_pass_for_their_own_row_alone(row):
+    proof = Proof("tf32")
+    kernel = Kernel(**fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS[row], LAYERS, "gpu"))
+    proof.what_ran(PERSISTENT, kernel, "gpu")
+    assert (not proof.failures) == (row == "wavefront_persistent")
+
+
+@pytest.mark.parametrize(
+    "missing", ["xla:While", "xla:loop:XlaCustomCallV2", "xla:loop:AssignVariableOp", "lstm_wavefront"]
+)
+def test_persistent_row_without_its_kernels_or_its_loop_fails(missing):
+    kernel = Kernel(**fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS["wavefront_persistent"], LAYERS, "gpu"))
+    seen = {part: {name: n for name, n in found.items() if missing not in name} for part, found in PERSISTENT.items()}
+    proof = Proof("tf32")
+    proof.what_ran(seen, kernel, "gpu")
+    assert "kernel" in proof.failures
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_trial_follows_the_reference_where_the_proof_looks(bidirectional):
     trial, reference = trial_of(bidirectional), reference_of(bidirectional)

@@ -71,6 +71,25 @@ def test_history_weights_and_optimizer_are_those_of_keras(rows):
     assert_same(*trained(X[:rows], Y[:rows], validation_data=(rest[0][:61], rest[1][:61])))
 
 
+@pytest.mark.parametrize("sizes", [(8, 8, 3, 8, 8, 2, 8), (3, 8, 8, 8, 5, 4), (8, 3, 2, 3, 8)])
+def test_batches_of_any_sizes_are_trained_on_in_their_order(sizes):
+    ends = np.cumsum(sizes)
+    rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+    def batches():
+        yield from ((X[row], Y[row]) for row in rows)
+
+    spec = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (X, Y))
+    assert_same(*trained(make=lambda: tf.data.Dataset.from_generator(batches, output_signature=spec)))
+
+
+@pytest.mark.parametrize("rows", [6 * BATCH + 5, 8 * BATCH + 5])
+def test_weights_of_samples_count_in_a_smaller_batch(rows):
+    weights = RNG.uniform(0, 2, len(X))
+    rest = X[rows : rows + 61], Y[rows : rows + 61], weights[rows : rows + 61]
+    assert_same(*trained(X[:rows], Y[:rows], sample_weight=weights[:rows], validation_data=rest))
+
+
 def test_dropout_draws_keras_own_masks():
     usual, looped = trained(X, Y, model=lambda: dict(dropout=0.5))
     assert_same(usual, looped)
@@ -228,9 +247,9 @@ def test_one_trace_serves_every_number_of_steps():
         model.fit(X[: batches * BATCH], Y[: batches * BATCH], batch_size=BATCH, verbose=0)
     assert len(traces) == first
     model.fit(X[: 4 * BATCH + 3], Y[: 4 * BATCH + 3], batch_size=BATCH, verbose=0)
-    assert len(traces) == first + 1 and traces[-1] == (3, FEATURES)  # the smaller batch
-    model.fit(X[: 4 * BATCH + 2], Y[: 4 * BATCH + 2], batch_size=BATCH, verbose=0)
-    assert traces[-1] == (2, FEATURES)  # of a known size, too, where Keras would trace one of any size
+    for more in (3, 2, 3):  # smaller batches, of sizes that a step knows, where Keras would trace one of any size
+        model.fit(X[: 4 * BATCH + more], Y[: 4 * BATCH + more], batch_size=BATCH, verbose=0)
+    assert traces[first:] == [(3, FEATURES), (2, FEATURES)]
 
 
 def test_with_one_step_per_call_it_is_keras_itself():
