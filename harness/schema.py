@@ -77,7 +77,7 @@ def _clocks(value: Any) -> bool:
     if not _list_of(lambda item: isinstance(item, dict))(value):
         return False
     states = [state for entry in value for state in (entry, *entry.values()) if isinstance(state, dict)]
-    return all(isinstance(state.get("throttle_reasons") or [], list) for state in states)
+    return all(isinstance(state.get("throttle_reasons"), list | None) for state in states)
 
 
 def _or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -136,13 +136,13 @@ def _kernels(value: Any) -> bool:
 
 def _environment(value: Any) -> bool:
     objects = ("data", "packages", "variables")
-    if not isinstance(value, dict) or not all(isinstance(value.get(key) or {}, dict) for key in objects):
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), dict | None) for key in objects):
         return False
     if not all(isinstance(text, str) for text in (value.get("variables") or {}).values()):
         return False
-    if not isinstance((value.get("data") or {}).get("sha256") or {}, dict):
+    if not isinstance((value.get("data") or {}).get("sha256"), dict | None):
         return False
-    return _list_of(lambda note: isinstance(note, str))(value.get("notes") or [])
+    return _or_null(_list_of(lambda note: isinstance(note, str)))(value.get("notes"))
 
 
 _NUMBER_OR_NULL = ("a number or null", number_or_null)
