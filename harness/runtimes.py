@@ -91,7 +91,7 @@ def missing(framework: str) -> str:
 
 def variables_of(frameworks: Collection[str], variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of the environment that may steer a row of these frameworks: all but those of the others alone."""
-    own = {prefix for name in frameworks for prefix in PREFIXES.get(name, ())}
+    own = {prefix for name in frameworks for prefix in PREFIXES[name]}
     others = tuple({prefix for prefixes in PREFIXES.values() for prefix in prefixes} - own)
     return {name: value for name, value in variables.items() if not name.startswith(others)}
 
