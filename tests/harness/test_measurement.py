@@ -60,3 +60,24 @@ def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
     assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
     assert happened[0] == "state" and happened[-2:] == ["state", "memory"]
     assert "state" not in happened[1:-2], "never between two steps"
+
+
+def test_all_modes_are_called_first_and_proven_before_any_is_timed(monkeypatch):
+    happened = []
+    row = object.__new__(measurement.Measurement)
+    row.runtime = SimpleNamespace(sync=lambda: None)
+    monkeypatch.setattr(row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False)
+    timed = {"blocks_ms": [1.0]}
+    monkeypatch.setattr(row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or timed, raising=False)
+    monkeypatch.setattr(row, "_share", lambda *_: None, raising=False)
+    monkeypatch.setattr(row, "_finish", lambda part, proof: part, raising=False)
+    trial = SimpleNamespace(
+        train=lambda batch: happened.append("call train"),
+        forward=lambda batch: happened.append("call forward"),
+        batches=["a"],
+        restore=lambda: None,
+    )
+    parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
+    first = ["call train", "prove train", "call forward", "prove forward"]
+    assert happened == [*first, "time train", "time forward"]
+    assert all(parts[mode]["first_call_s"] >= 0 for mode in ("train", "forward"))
