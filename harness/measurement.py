@@ -73,9 +73,7 @@ class Measurement:
         for mode in modes:
             step, batches = timed_of(trial, mode)
             trial.restore()
-            first_calls[mode], _ = clocks.seconds_of(
-                lambda step=step, batch=batches[0]: step(batch), self.runtime.sync
-            )
+            first_calls[mode], _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
             proofs[mode] = self._prove(trial, mode)
         parts = {}
         for mode, flops in modes.items():

@@ -66,7 +66,9 @@ def test_all_modes_are_called_first_and_proven_before_any_is_timed(monkeypatch):
     happened = []
     row = object.__new__(measurement.Measurement)
     row.runtime = SimpleNamespace(sync=lambda: None)
-    monkeypatch.setattr(row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False)
+    monkeypatch.setattr(
+        row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False
+    )
     timed = {"blocks_ms": [1.0]}
     monkeypatch.setattr(row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or timed, raising=False)
     monkeypatch.setattr(row, "_share", lambda *_: None, raising=False)
