@@ -147,8 +147,8 @@ LAYOUT = {
         "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
         "with training=False.",
         f"In wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution), in "
-        "wavefront_loop and wavefront_persistent (models/compiled_fit.py) a call copies as many batches at once and runs their "
-        "steps in one XLA program.",
+        f"wavefront_loop and wavefront_persistent (models/compiled_fit.py) a call copies up to {fit_rows.STEPS_PER_LOOP} batches "
+        "at once and runs their steps in one XLA program.",
         "cuDNN draws the masks inside cudnn_stack itself, by a rate that is part of the graph: its proof's steps run a second "
         "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",
     ],

@@ -34,7 +34,7 @@ class CompiledLoop(keras.Sequential):
     """keras.Sequential; `fit` and `evaluate` run `steps_per_execution` steps in one XLA program. TensorFlow's backend alone.
 
     Arguments and methods are those of keras.Sequential. `compile` wants jit_compile=True (or "auto", where Keras makes that
-    True); steps_per_execution is worth choosing: 50 or so, and with 1 this is a keras.Sequential.
+    True); steps_per_execution is worth choosing: hundreds where batches are small, and with 1 this is a keras.Sequential.
 
     `fit` and `evaluate` raise ValueError where their steps cannot run as one program: another backend, run_eagerly=True,
     jit_compile=False, a tf.distribute strategy, batches that are not dense tensors or have a dimension, but for the first one,
