@@ -165,47 +165,82 @@ class EpochClock:
 
     Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle; a Keras `fit` does so
     through `callback`, whose instants lie behind Keras' own reading of its metrics.
+
+    A part of a Keras `fit` ends with its last step. What comes between that and Keras' next callback is in `waited_s`: there
+    TensorFlow ends the iterator over the data, and now and then, oftener on few processors, waits for a thread of its own
+    that sleeps until 10 ms · (2ⁿ - 1) after its start. (Cancelling wakes that thread before it says that it is cancelled:
+    tensorflow/core/framework/cancellation.cc, StartCancel; model.cc, OptimizeLoop.) No step does that.
+
+    Attributes:
+        train_s, validation_s: of each epoch.
+        waited_s: of each part of a Keras `fit`.
     """
 
     def __init__(self) -> None:
         self.train_s: list[float] = []
         self.validation_s: list[float] = []
+        self.waited_s: list[float] = []
         self._last = 0.0
 
     def begin(self) -> None:
         """An epoch starts."""
         self._last = time.perf_counter()
 
-    def trained(self) -> None:
-        """Its training has ended; a validation starts, if there is one."""
-        self.train_s.append(self._since_last())
+    def trained(self, waited: float = 0.0) -> None:
+        """Its training has ended, `waited` seconds ago; a validation starts, if there is one."""
+        self.train_s.append(self._since_last() - waited)
 
-    def validated(self) -> None:
-        """Its validation has ended."""
-        self.validation_s.append(self._since_last())
+    def validated(self, waited: float = 0.0) -> None:
+        """Its validation has ended, `waited` seconds ago."""
+        self.validation_s.append(self._since_last() - waited)
 
     def _since_last(self) -> float:
         before, self._last = self._last, time.perf_counter()
         return self._last - before
 
     def callback(self):
-        """A keras.callbacks.Callback that feeds this clock: at most four readings per epoch, none per step."""
+        """A keras.callbacks.Callback that feeds this clock; it reads the time, and nothing of the device, behind each step."""
         import keras
 
         clock = self
 
         class Feed(keras.callbacks.Callback):
+            async_safe = (
+                True  # Keras may tell of the ends of steps, whose logs it has read by then, in a thread of its own
+            )
+            begun, ends = 0, ()
+
+            def waited(self) -> float:
+                """Since the end of the last step that has begun; 0 where Keras has not told of all ends yet."""
+                begun, ends, self.begun, self.ends = self.begun, self.ends, 0, []
+                waited = time.perf_counter() - max(ends) if ends and len(ends) == begun else 0.0
+                clock.waited_s.append(waited)
+                return waited
+
             def on_epoch_begin(self, epoch, logs=None):
+                self.begun, self.ends = 0, []
                 clock.begin()
 
+            def on_train_batch_begin(self, batch, logs=None):
+                self.begun += 1
+
+            def on_train_batch_end(self, batch, logs=None):
+                self.ends.append(time.perf_counter())
+
             def on_test_begin(self, logs=None):
-                clock.trained()
+                clock.trained(self.waited())
+
+            def on_test_batch_begin(self, batch, logs=None):
+                self.begun += 1
+
+            def on_test_batch_end(self, batch, logs=None):
+                self.ends.append(time.perf_counter())
 
             def on_test_end(self, logs=None):
-                clock.validated()
+                clock.validated(self.waited())
 
             def on_epoch_end(self, epoch, logs=None):
                 if len(clock.train_s) <= epoch:  # a fit without validation data
-                    clock.trained()
+                    clock.trained(self.waited())
 
         return Feed()

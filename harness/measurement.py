@@ -13,6 +13,7 @@ from harness.references import load_reference
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
+WAITED_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
 OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
@@ -165,13 +166,15 @@ class Measurement:
         """Prove a trial whose steps run inside `fit`, then run the whole training once.
 
         Args:
-            trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, its `timed_steps` run the
-                very function that is timed, its `traces` counts how often a step was traced, and its `inputs` and `labels` are
-                what those steps are handed.
+            trial: harness.proof.Trial; its `train_steps` go through the same `fit` as the training, and feed a clocks.EpochClock
+                where that is Keras' own; its `timed_steps` run the very function that is timed, its `traces` counts how often
+                a step was traced, and its `inputs` and `labels` are what those steps are handed.
             train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
-        first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1), self.runtime.sync)
+        first = clocks.EpochClock()
+        first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1, first), self.runtime.sync)
+        first_call_s -= sum(first.waited_s)
         proof = Proof(self.precision)
         trial.restore()
         proof.outputs(trial.outputs(), self.reference["outputs"])
@@ -194,6 +197,8 @@ class Measurement:
             if not np.isfinite(result["losses"]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
+            waited_s = sum(clock.waited_s)
+            waits = f"{waited_s:.1f} s of the fit's time lie behind its steps, where TensorFlow ends the iterators of the data"
             part |= {
                 **result,
                 "fit_s": fit_s,
@@ -201,6 +206,7 @@ class Measurement:
                 "blocks_ms": blocks,
                 "items_per_batch": batch_size,
                 "unit": unit,
+                "notes": [waits] if waited_s > WAITED_SHARE * fit_s else [],
                 "memory_peak_bytes": memory,
                 "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
                 "share_of_matmul": self._share(flops, blocks),

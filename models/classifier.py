@@ -276,11 +276,11 @@ class ClassifierTrial:
             "loss": np.asarray(tested["loss"]),
         }
 
-    def train_steps(self, count: int) -> np.ndarray:
-        """Mean loss [1] of a `fit` over the first `count` batches, in order, with dropout off."""
+    def train_steps(self, count: int, clock=None) -> np.ndarray:
+        """Mean loss [1] of a `fit` over the first `count` batches, in order, with dropout off; `clock` as of `fit`, or None."""
         for layer in self.dropouts:
             layer.rate.assign(0.0)
-        losses = self._fit(count, 0.0)
+        losses = self._fit(count, 0.0, clock)
         for layer in self.dropouts:
             layer.rate.assign(layer.initial_rate)
         return losses
@@ -304,14 +304,15 @@ class ClassifierTrial:
         if not tf.executing_eagerly():
             self._graphs[self._stack.dropout] = tf.compat.v1.get_default_graph().as_graph_def()
 
-    def _fit(self, count: int, stack_rate: float) -> np.ndarray:
+    def _fit(self, count: int, stack_rate: float, clock=None) -> np.ndarray:
         if self._stack and self._stack.dropout != stack_rate:
             self._stack.dropout = stack_rate
             self.model.make_train_function(force=True)
         size = count * self.batch_size
         history = self.model.fit(
-            self.inputs[:size], self.labels[:size], batch_size=self.batch_size, epochs=1, shuffle=False, verbose=0
-        )
+            self.inputs[:size], self.labels[:size], batch_size=self.batch_size, epochs=1, shuffle=False, verbose=0,
+            callbacks=[clock.callback()] if clock else None,
+        )  # fmt: skip
         return np.array(history.history["loss"])
 
     def first_gradients(self) -> dict[str, np.ndarray]:

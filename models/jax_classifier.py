@@ -164,8 +164,8 @@ class JaxClassifier:
         loss, logits, _ = self._forward(self._state.parameters, jnp.zeros((), jnp.int32), *batch)
         return {"loss": np.asarray(loss), "logits": np.asarray(logits)}
 
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of training on the first `count` batches, in order, with dropout off."""
+    def train_steps(self, count: int, clock=None) -> np.ndarray:
+        """Losses [count] of training on the first `count` batches, in order, with dropout off; nothing waits behind them."""
         self._set_rates(NO_DROPOUT)
         try:
             return self.timed_steps(count)

@@ -244,6 +244,55 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     assert clock.validation_s == ([4.0] * 3 if validation else [])
 
 
+def test_what_lies_behind_the_last_step_of_a_fit_is_told_apart(model, monkeypatch):
+    import keras
+    import numpy as np
+
+    now = [0.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Passes(keras.callbacks.Callback):
+        """10 s per training batch and 7 s behind the last one; 1 s per validation batch and 3 s behind the last one."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            now[0] += 10
+
+        def on_test_begin(self, logs=None):
+            now[0] += 7
+
+        def on_test_batch_end(self, batch, logs=None):
+            now[0] += 1
+
+        def on_test_end(self, logs=None):
+            now[0] += 3
+
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    clock = clocks.EpochClock()
+    callbacks = [Passes(), clock.callback()]
+    model.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks)
+    assert (clock.train_s, clock.validation_s) == ([40.0] * 2, [4.0] * 2)
+    assert clock.waited_s == [7.0, 3.0] * 2
+
+
+@pytest.mark.parametrize(("ends", "train_s", "waited_s"), [(2, 3.0, 5.0), (1, 8.0, 0.0), (3, 8.0, 0.0)])
+def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_known(
+    ends, train_s, waited_s, monkeypatch
+):
+    now = [0.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = clocks.EpochClock()
+    feed = clock.callback()
+    feed.on_epoch_begin(0)
+    for batch in range(2):
+        feed.on_train_batch_begin(batch)
+    now[0] = 3.0
+    for batch in range(ends):
+        feed.on_train_batch_end(batch)
+    now[0] = 8.0
+    feed.on_test_begin()
+    assert (clock.train_s, clock.waited_s) == ([train_s], [waited_s])
+
+
 def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):
     now = iter([5.0, 45.0, 49.0, 100.0, 130.0, 131.0])
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: next(now)))
