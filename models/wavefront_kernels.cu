@@ -21,7 +21,7 @@
 // The host (defines of models/wavefront_tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   NUMBER               0: float32, rounded to tf32 by the products; 1: float16; 2: bfloat16; 3: float32, each product as three
+//   NUMBER               0: float32, its weights rounded to tf32; 1: float16; 2: bfloat16; 3: float32, each product as three
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
 //                        c are float32
 //   BACKWARD             which of the two kernels
@@ -157,7 +157,8 @@ __device__ inline unsigned look(const unsigned* counter) {
 // -- products ------------------------------------------------------------------------------------------------------------
 
 // The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
-// would become a zero: weights are looked at, the other operands have gone through `narrow`.
+// would become a zero, but what comes here has gone through `narrow`. Weights come rounded: those from memory are loaded ahead,
+// and whatever is done to them here would have to wait for them.
 __device__ inline unsigned rounded(unsigned x) {
 #if NUMBER == 0
   x += 0x1000;
@@ -165,11 +166,6 @@ __device__ inline unsigned rounded(unsigned x) {
   return x;
 }
 __device__ inline uint4 rounded(uint4 x) { return {rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w)}; }
-
-__device__ inline unsigned rounded_weight(unsigned x) {
-  unsigned y = rounded(x);
-  return (x ^ y) >> 31 ? x : y;
-}
 
 // Of float32, the part that tf32 holds, and the rest, of which the tensor cores lose one unit of float32's last place at most.
 __device__ inline unsigned leading(unsigned x) { return (x + 0x1000) & 0xffffe000; }
@@ -246,8 +242,7 @@ struct Weights {
     int block = place.block(number), unit = place.first_unit + row % WIDTH;
     if (unit >= UNITS || block >= SEGMENTS * SEGMENT) return uint4{0, 0, 0, 0};
     size_t of_all = BACKWARD ? unit : row / WIDTH * UNITS + unit;
-    uint4 x = __ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4);
-    return {rounded_weight(x.x), rounded_weight(x.y), rounded_weight(x.z), rounded_weight(x.w)};
+    return __ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4);
   }
 };
 

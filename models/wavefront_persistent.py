@@ -165,7 +165,8 @@ def _forward(number: int, projected, recurrent, links, bias, h, c):
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    found = _launch(Work(lanes, batch, units, number, False), time, [weights, projected, bias, h, c], results)
+    operands = [_rounded(number, weights), projected, bias, h, c]
+    found = _launch(Work(lanes, batch, units, number, False), time, operands, results)
     if lanes == 1:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
@@ -187,7 +188,7 @@ def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_out
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
     ]
-    operands = [weights, gates, cells, c, d_outputs, d_h_end, d_c_end]
+    operands = [_rounded(number, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
     d_links = links
@@ -196,6 +197,14 @@ def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_out
         d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
         d_links = d_both[:, units:]
     return d_first, d_recurrent, d_links, tf.reduce_sum(d_bias, [0, 1]), d_h, d_c
+
+
+def _rounded(number: int, weights: tf.Tensor) -> tf.Tensor:
+    """Weights to the nearest tf32 where that is what the kernels take them for, once instead of at every step. NaN stays NaN."""
+    if number != NUMBERS["tf32"]:
+        return weights
+    nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
+    return tf.where(tf.math.is_nan(weights), weights, tf.bitcast(nearest, tf.float32))
 
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:

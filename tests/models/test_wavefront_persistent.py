@@ -350,3 +350,21 @@ def test_a_mask_is_refused(monkeypatch, folder):
     layer = WavefrontLSTM(16, implementation="persistent")
     with emulated(monkeypatch, folder), pytest.raises(ValueError, match="mask: given, not supported"):
         layer(np.zeros((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
+
+
+def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not():
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.normal(size=1000), [0.0, -0.0, np.inf, -np.inf, 1 + 2.0**-11, 1 + 3 * 2.0**-12]]).astype(
+        "f4"
+    )
+    found = wavefront_persistent._rounded(wavefront_tiling.NUMBERS["tf32"], tf.constant(x)).numpy()
+    assert not (found.view(np.uint32) & 0x1FFF).any(), "ten bits behind the point"
+    finite = np.isfinite(x)
+    assert (np.abs(found - x)[finite] <= 2.0**-11 * np.abs(x[finite])).all()
+    np.testing.assert_array_equal(found[~finite], x[~finite])
+    np.testing.assert_array_equal(found[-2:], np.array([1 + 2.0**-10, 1 + 2.0**-10], "f4"))
+    nan = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32).view("f4")
+    assert np.isnan(wavefront_persistent._rounded(wavefront_tiling.NUMBERS["tf32"], tf.constant(nan)).numpy()).all()
+    for name in ("float32", "float16", "bfloat16"):
+        given = tf.cast(x[:9], "float32" if name == "float32" else name)
+        assert wavefront_persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
