@@ -59,7 +59,7 @@ class Measurement:
 
         Args:
             trial: harness.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that lie on the device;
-                `stack_alone(batch)` on `stack_batches`.
+                `stack_alone(batch)` on `stack_batches`. `trace(mode)`, where there is one, traces that without running it.
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
@@ -68,22 +68,25 @@ class Measurement:
         Returns:
             one part per mode for harness.schema.merge_process; a part whose proof failed has no times.
         """
-        # First calls and proofs of all modes come before any clock: then what a process does up to its last trace does not
-        # depend on how fast it is, and XLA's persistent cache, whose keys hold TensorFlow's running numbers, serves the next one.
-        first_calls, proofs = {}, {}
-        for mode in modes:
-            step, batches = timed_of(trial, mode)
-            trial.restore()
-            first_calls[mode], _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-            proofs[mode] = self._prove(trial, mode)
+        # Before anything is timed: TensorFlow numbers what it traces by all that it has made so far, XLA's persistent cache has
+        # these numbers in its keys, and a timed loop takes as many steps as it finds time for.
+        traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         parts = {}
         for mode, flops in modes.items():
-            part, proof = {"first_call_s": first_calls[mode], "flops_per_batch": flops}, proofs[mode]
+            step, batches = timed_of(trial, mode)
+            trial.restore()
+            called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
+            proof = self._prove(trial, mode)
+            part = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
             if not proof.failures:
                 part |= self._time(trial, mode, proof, items_per_batch, utilisation) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
+
+    def _traced_s(self, trial: Any, mode: str) -> float:
+        """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
+        return clocks.seconds_of(lambda: trial.trace(mode), self.runtime.sync)[0] if hasattr(trial, "trace") else 0.0
 
     def _prove(self, trial: Any, mode: str) -> Proof:
         proof = Proof(self.precision)

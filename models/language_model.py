@@ -112,6 +112,18 @@ class LanguageModel:
         """
         return self._stack(*batch, self.initial_states)[0]
 
+    def trace(self, mode: str) -> None:
+        """Trace what "forward", "train" or "stack" runs on its first batch; op by op there is nothing to trace."""
+        tokens, targets = self.batches[0]
+        arguments = tokens, targets, self.states
+        if mode == "stack":
+            widths = self.embedding.shape[-1], self.stack.units
+            specs = (tf.TensorSpec([*tokens.shape, width], self.stack.dtype) for width in widths)
+            arguments = *specs, self.initial_states
+        step = {"forward": self._forward, "train": self._train, "stack": self._stack}[mode]
+        if isinstance(step, _Traced):
+            step.trace(*arguments)
+
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -320,8 +332,13 @@ class _Traced:
     def __call__(self, *arguments):
         shapes = tuple(x._shape_tuple() for x in tf.nest.flatten(arguments[:2]))
         if shapes not in self._traces:
-            self._traces[shapes] = self.get_concrete_function(*arguments)
+            self.trace(*arguments)
         return self._traces[shapes](*arguments)
+
+    def trace(self, *arguments) -> None:
+        """Trace for arguments like these, tensors or tf.TensorSpecs."""
+        shapes = tuple(tuple(x.shape) for x in tf.nest.flatten(arguments[:2]))
+        self._traces[shapes] = self.get_concrete_function(*arguments)
 
     def get_concrete_function(self, *arguments):
         """The trace for arguments like these."""

@@ -62,10 +62,13 @@ def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
     assert "state" not in happened[1:-2], "never between two steps"
 
 
-def test_all_modes_are_called_first_and_proven_before_any_is_timed(monkeypatch):
+@pytest.mark.parametrize("traces", [True, False])
+def test_all_modes_are_traced_before_any_is_timed(monkeypatch, traces):
     happened = []
     row = object.__new__(measurement.Measurement)
     row.runtime = SimpleNamespace(sync=lambda: None)
+    now = [0.0]
+    monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
         row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False
     )
@@ -73,13 +76,20 @@ def test_all_modes_are_called_first_and_proven_before_any_is_timed(monkeypatch):
     monkeypatch.setattr(row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or timed, raising=False)
     monkeypatch.setattr(row, "_share", lambda *_: None, raising=False)
     monkeypatch.setattr(row, "_finish", lambda part, proof: part, raising=False)
+
+    def takes(seconds, what):
+        now[0] += seconds
+        happened.append(what)
+
     trial = SimpleNamespace(
-        train=lambda batch: happened.append("call train"),
-        forward=lambda batch: happened.append("call forward"),
+        train=lambda batch: takes(4, "call train"),
+        forward=lambda batch: takes(2, "call forward"),
         batches=["a"],
         restore=lambda: None,
     )
+    if traces:
+        trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
-    first = ["call train", "prove train", "call forward", "prove forward"]
-    assert happened == [*first, "time train", "time forward"]
-    assert all(parts[mode]["first_call_s"] >= 0 for mode in ("train", "forward"))
+    each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove", "time")]
+    assert happened == ["trace train", "trace forward"] * traces + each
+    assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]

@@ -126,6 +126,17 @@ def test_steps_run_their_one_trace_and_batches_of_another_shape_their_own():
 # --- one step -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("row", ["while_loop", "block_fused", "wavefront"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_traced_beforehand_is_what_runs(row, dtype):
+    model = model_of(row, dtype)
+    for mode in ("forward", "train", "stack"):
+        model.trace(mode)
+    model.train(model.batches[0]), model.forward(model.batches[1]), model.stack_alone(model.stack_batches[0])
+    for step in (model._forward, model._train, model._stack):
+        assert (step.experimental_get_tracing_count(), len(step._traces)) == (1, 1)
+
+
 def test_states_are_carried_from_step_to_step_only_where_asked():
     reference = reference_networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
     carrying, fresh = model_of(carry_states=True), model_of()
