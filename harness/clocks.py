@@ -166,14 +166,15 @@ class EpochClock:
     Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle; a Keras `fit` does so
     through `callback`, whose instants lie behind Keras' own reading of its metrics.
 
-    A part of a Keras `fit` ends with its last step. What comes between that and Keras' next callback is in `waited_s`: there
-    TensorFlow ends the iterator over the data, and now and then, oftener on few processors, waits for a thread of its own
-    that sleeps until 10 ms · (2ⁿ - 1) after its start. (Cancelling wakes that thread before it says that it is cancelled:
-    tensorflow/core/framework/cancellation.cc, StartCancel; model.cc, OptimizeLoop.) No step does that.
+    A part of a Keras `fit` lasts from the begin of its first step to the end of its last one. What lies between two parts is in
+    `waited_s`: Keras makes the next iterator over the data, and TensorFlow ends the last one. It may have to wait there for a
+    thread of its own that sleeps until 10 ms · (2ⁿ - 1) after the iterator's first step, the oftener the fewer processors there
+    are: cancelling wakes that thread before it says that it is cancelled (tensorflow/core/framework/cancellation.cc,
+    StartCancel; model.cc, OptimizeLoop).
 
     Attributes:
         train_s, validation_s: of each epoch.
-        waited_s: of each part of a Keras `fit`.
+        waited_s: before and behind each part of a Keras `fit`.
     """
 
     def __init__(self) -> None:
@@ -185,6 +186,10 @@ class EpochClock:
     def begin(self) -> None:
         """An epoch starts."""
         self._last = time.perf_counter()
+
+    def skip(self) -> None:
+        """A part begins now only: what has passed is no step's."""
+        self.waited_s.append(self._since_last())
 
     def trained(self, waited: float = 0.0) -> None:
         """Its training has ended, `waited` seconds ago; a validation starts, if there is one."""
@@ -205,10 +210,14 @@ class EpochClock:
         clock = self
 
         class Feed(keras.callbacks.Callback):
-            async_safe = (
-                True  # Keras may tell of the ends of steps, whose logs it has read by then, in a thread of its own
-            )
+            # Keras may tell of the ends of steps, whose logs it has read by then, in a thread of its own.
+            async_safe = True
             begun, ends = 0, ()
+
+            def begins(self):
+                if not self.begun:
+                    clock.skip()
+                self.begun += 1
 
             def waited(self) -> float:
                 """Since the end of the last step that has begun; 0 where Keras has not told of all ends yet."""
@@ -222,7 +231,7 @@ class EpochClock:
                 clock.begin()
 
             def on_train_batch_begin(self, batch, logs=None):
-                self.begun += 1
+                self.begins()
 
             def on_train_batch_end(self, batch, logs=None):
                 self.ends.append(time.perf_counter())
@@ -231,7 +240,7 @@ class EpochClock:
                 clock.trained(self.waited())
 
             def on_test_batch_begin(self, batch, logs=None):
-                self.begun += 1
+                self.begins()
 
             def on_test_batch_end(self, batch, logs=None):
                 self.ends.append(time.perf_counter())

@@ -201,7 +201,9 @@ class Measurement:
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
             waited_s = sum(clock.waited_s)
-            waits = f"{waited_s:.1f} s of the fit's time lie behind its steps, where TensorFlow ends the iterators of the data"
+            waits = (
+                f"{waited_s:.1f} s of the fit's time lie around its steps, where TensorFlow makes and ends iterators"
+            )
             part |= {
                 **result,
                 "fit_s": fit_s,

@@ -244,7 +244,7 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     assert clock.validation_s == ([4.0] * 3 if validation else [])
 
 
-def test_what_lies_behind_the_last_step_of_a_fit_is_told_apart(model, monkeypatch):
+def test_what_lies_around_the_steps_of_a_fit_is_told_apart(model, monkeypatch):
     import keras
     import numpy as np
 
@@ -252,7 +252,13 @@ def test_what_lies_behind_the_last_step_of_a_fit_is_told_apart(model, monkeypatc
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Passes(keras.callbacks.Callback):
-        """10 s per training batch and 7 s behind the last one; 1 s per validation batch and 3 s behind the last one."""
+        """10 s per training batch, 5 s before the first and 7 s behind the last one; 1 s per validation batch, 2 s and 3 s."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            now[0] += 5 * (batch == 0)
+
+        def on_test_batch_begin(self, batch, logs=None):
+            now[0] += 2 * (batch == 0)
 
         def on_train_batch_end(self, batch, logs=None):
             now[0] += 10
@@ -271,10 +277,10 @@ def test_what_lies_behind_the_last_step_of_a_fit_is_told_apart(model, monkeypatc
     callbacks = [Passes(), clock.callback()]
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks)
     assert (clock.train_s, clock.validation_s) == ([40.0] * 2, [4.0] * 2)
-    assert clock.waited_s == [7.0, 3.0] * 2
+    assert clock.waited_s == [5.0, 7.0, 2.0, 3.0] * 2
 
 
-@pytest.mark.parametrize(("ends", "train_s", "waited_s"), [(2, 3.0, 5.0), (1, 8.0, 0.0), (3, 8.0, 0.0)])
+@pytest.mark.parametrize(("ends", "train_s", "waited_s"), [(2, 2.0, 5.0), (1, 7.0, 0.0), (3, 7.0, 0.0)])
 def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_known(
     ends, train_s, waited_s, monkeypatch
 ):
@@ -283,6 +289,7 @@ def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_
     clock = clocks.EpochClock()
     feed = clock.callback()
     feed.on_epoch_begin(0)
+    now[0] = 1.0
     for batch in range(2):
         feed.on_train_batch_begin(batch)
     now[0] = 3.0
@@ -290,7 +297,7 @@ def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_
         feed.on_train_batch_end(batch)
     now[0] = 8.0
     feed.on_test_begin()
-    assert (clock.train_s, clock.waited_s) == ([train_s], [waited_s])
+    assert (clock.train_s, clock.waited_s) == ([train_s], [1.0, waited_s])
 
 
 def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):
