@@ -13,7 +13,8 @@ from harness.references import load_reference
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
-WAITED_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
+WAITED_SHARE = 0.1  # of a fit's time, around its steps: from here on a row says so
+WAITED_NOTE = "over a tenth of the fit's time lies around its steps, where TensorFlow makes and ends iterators"
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
 OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
@@ -200,10 +201,7 @@ class Measurement:
             if not np.isfinite(result["losses"]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
-            waited_s = sum(clock.waited_s)
-            waits = (
-                f"{waited_s:.1f} s of the fit's time lie around its steps, where TensorFlow makes and ends iterators"
-            )
+            waited = sum(clock.waited_s) > WAITED_SHARE * fit_s
             part |= {
                 **result,
                 "fit_s": fit_s,
@@ -211,7 +209,7 @@ class Measurement:
                 "blocks_ms": blocks,
                 "items_per_batch": batch_size,
                 "unit": unit,
-                "notes": [waits] if waited_s > WAITED_SHARE * fit_s else [],
+                "notes": [WAITED_NOTE] if waited else [],
                 "memory_peak_bytes": memory,
                 "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
                 "share_of_matmul": self._share(flops, blocks),
