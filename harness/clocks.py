@@ -174,13 +174,15 @@ class EpochClock:
 
     Attributes:
         train_s, validation_s: of each epoch.
-        waited_s: before and behind each part of a Keras `fit`.
+        waited_s: before and behind each part of a Keras `fit`, but not behind its last callback.
+        ended: when the last part ended, by time.perf_counter; None where none has.
     """
 
     def __init__(self) -> None:
         self.train_s: list[float] = []
         self.validation_s: list[float] = []
         self.waited_s: list[float] = []
+        self.ended: float | None = None
         self._last = 0.0
 
     def begin(self) -> None:
@@ -194,10 +196,12 @@ class EpochClock:
     def trained(self, waited: float = 0.0) -> None:
         """Its training has ended, `waited` seconds ago; a validation starts, if there is one."""
         self.train_s.append(self._since_last() - waited)
+        self.ended = self._last - waited
 
     def validated(self, waited: float = 0.0) -> None:
         """Its validation has ended, `waited` seconds ago."""
         self.validation_s.append(self._since_last() - waited)
+        self.ended = self._last - waited
 
     def _since_last(self) -> float:
         before, self._last = self._last, time.perf_counter()

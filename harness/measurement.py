@@ -1,6 +1,7 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from harness.references import load_reference
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
-WAITED_SHARE = 0.1  # of a fit's time, around its steps: from here on a row says so
-WAITED_NOTE = "over a tenth of the fit's time lies around its steps, where TensorFlow makes and ends iterators"
+AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
+AROUND_NOTE = (
+    "over a tenth of the fit's time lies around its steps and validations: see `EpochClock` in harness/clocks.py"
+)
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
 OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
@@ -176,9 +179,10 @@ class Measurement:
             train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
-        first = clocks.EpochClock()
+        first, begun = clocks.EpochClock(), time.perf_counter()
         first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1, first), self.runtime.sync)
-        first_call_s -= sum(first.waited_s)
+        if first.ended is not None:
+            first_call_s = min(first_call_s, first.ended - begun)
         proof = Proof(self.precision)
         trial.restore()
         proof.outputs(trial.outputs(), self.reference["outputs"])
@@ -201,7 +205,7 @@ class Measurement:
             if not np.isfinite(result["losses"]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
-            waited = sum(clock.waited_s) > WAITED_SHARE * fit_s
+            around_s = fit_s - sum(clock.train_s) - sum(clock.validation_s) if clock.waited_s else 0.0  # of a Keras fit
             part |= {
                 **result,
                 "fit_s": fit_s,
@@ -209,7 +213,7 @@ class Measurement:
                 "blocks_ms": blocks,
                 "items_per_batch": batch_size,
                 "unit": unit,
-                "notes": [WAITED_NOTE] if waited else [],
+                "notes": [AROUND_NOTE] if around_s > AROUND_SHARE * fit_s else [],
                 "memory_peak_bytes": memory,
                 "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
                 "share_of_matmul": self._share(flops, blocks),

@@ -278,6 +278,7 @@ def test_what_lies_around_the_steps_of_a_fit_is_told_apart(model, monkeypatch):
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks)
     assert (clock.train_s, clock.validation_s) == ([40.0] * 2, [4.0] * 2)
     assert clock.waited_s == [5.0, 7.0, 2.0, 3.0] * 2
+    assert clock.ended == 2 * 61 - 3
 
 
 @pytest.mark.parametrize(("ends", "train_s", "waited_s"), [(2, 2.0, 5.0), (1, 7.0, 0.0), (3, 7.0, 0.0)])
@@ -297,7 +298,7 @@ def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_
         feed.on_train_batch_end(batch)
     now[0] = 8.0
     feed.on_test_begin()
-    assert (clock.train_s, clock.waited_s) == ([train_s], [1.0, waited_s])
+    assert (clock.train_s, clock.waited_s, clock.ended) == ([train_s], [1.0, waited_s], 8.0 - waited_s)
 
 
 def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):
