@@ -21,7 +21,7 @@ CONFIG = "published"        # one of CONFIGS
 CONFIGS = {
     "published": dict(UNITS=128, NUM_LAYERS=2, DENSE_UNITS=32, DROPOUT_1=0.2, DROPOUT_2=0.1, DROPOUT_3=0.2,
                       BATCH_SIZE=32, LEARNING_RATE=1e-3, DECAY=1e-5, EPOCHS=3),
-    # the same network, whose rate falls from 3e-3 to 0.45e-3 in 3 epochs: what accuracy their steps can reach
+    # the same network, whose rate falls from 3e-3 to 0.45e-3: what accuracy the rows reach in 3 epochs
     "decaying": dict(UNITS=128, NUM_LAYERS=2, DENSE_UNITS=32, DROPOUT_1=0.2, DROPOUT_2=0.1, DROPOUT_3=0.2,
                      BATCH_SIZE=32, LEARNING_RATE=3e-3, DECAY=1e-3, EPOCHS=3),
 }
@@ -161,7 +161,7 @@ LAYOUT = {
                      *([f"{gpu}, published (s)", f"published.{gpu} (s)", ".2f"] for gpu in GPUS),
                      ["step faster than keras", "throughput.value", "speedup:keras"],
                      ["step against the fastest peer", "throughput.value", "speedup:fastest peer"],
-                     ["s per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["s of steps per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
                      ["first call (s)", "first_call_s", ".1f"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],
@@ -169,7 +169,7 @@ LAYOUT = {
     "footnotes": [
         "The fastest peer is the fastest proven row of a table that is not this suite's own (wavefront_persistent, "
         "wavefront_loop, wavefront, cudnn_stack).",
-        "Time is the whole fit with its validations; s per epoch and ms per step are the training part alone; the first "
+        "Time is the whole fit with its validations; s of steps per epoch and ms per step are training steps alone; the first "
         "call (tracing, compiling, one batch) comes before.",
         "The published vanilla LSTM used activation=\"relu\"; here it is tanh in every row, which cuDNN computes too.",
         "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",

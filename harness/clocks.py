@@ -160,100 +160,97 @@ def run_for(seconds: float, step: Callable[[Any], Any], batches: Sequence[Any], 
     return done
 
 
+def first_call(function: Callable[["EpochClock"], object], sync: Callable[[], None]) -> float:
+    """Seconds of function(clock), device idle before and after; of a Keras `fit` that feeds it, until the last step's end."""
+    clock = EpochClock()
+    sync()
+    start = time.perf_counter()
+    function(clock)
+    sync()
+    return (time.perf_counter() if clock.ended is None else clock.ended) - start
+
+
 class EpochClock:
     """Seconds of each part of a whole training: training and validation per epoch.
 
-    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle; a Keras `fit` does so
-    through `callback`, whose instants lie behind Keras' own reading of its metrics.
+    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle. A Keras `fit` is told of by
+    `callback`: there a part lasts from the begin of its first step to the end of its last one, when Keras has read that step's
+    logs. (On PyTorch Keras takes an epoch's first batch before it says so.)
 
-    A part of a Keras `fit` lasts from the begin of its first step to the end of its last one. What lies between two parts is in
-    `waited_s`: Keras makes the next iterator over the data, and TensorFlow ends the last one. It may have to wait there for a
-    thread of its own that sleeps until 10 ms · (2ⁿ - 1) after the iterator's first step, the oftener the fewer processors there
-    are: cancelling wakes that thread before it says that it is cancelled (tensorflow/core/framework/cancellation.cc,
-    StartCancel; model.cc, OptimizeLoop).
+    What lies between two parts is no step's: Keras makes the next iterator over the data, and TensorFlow ends the last one. It
+    may have to wait there for a thread of its own that sleeps until 10 ms · (2ⁿ - 1) after the iterator's first step, the oftener the
+    fewer processors there are: cancelling wakes that thread before it says that it is cancelled
+    (tensorflow/core/framework/cancellation.cc, StartCancel; model.cc, OptimizeLoop).
 
     Attributes:
         train_s, validation_s: of each epoch.
-        waited_s: before and behind each part of a Keras `fit`, but not behind its last callback.
-        ended: when the last part ended, by time.perf_counter; None where none has.
+        ended: of a Keras `fit`: when its last step ended, by time.perf_counter; else None.
+        whole_s: of a Keras `fit`, from its begin to `returned`; else None.
     """
 
     def __init__(self) -> None:
         self.train_s: list[float] = []
         self.validation_s: list[float] = []
-        self.waited_s: list[float] = []
         self.ended: float | None = None
-        self._last = 0.0
+        self.whole_s: float | None = None
+        self._started = self._last = 0.0
 
     def begin(self) -> None:
         """An epoch starts."""
         self._last = time.perf_counter()
 
-    def skip(self) -> None:
-        """A part begins now only: what has passed is no step's."""
-        self.waited_s.append(self._since_last())
+    def trained(self) -> None:
+        """Its training has ended; a validation starts, if there is one."""
+        self.train_s.append(self._since_last())
 
-    def trained(self, waited: float = 0.0) -> None:
-        """Its training has ended, `waited` seconds ago; a validation starts, if there is one."""
-        self.train_s.append(self._since_last() - waited)
-        self.ended = self._last - waited
-
-    def validated(self, waited: float = 0.0) -> None:
-        """Its validation has ended, `waited` seconds ago."""
-        self.validation_s.append(self._since_last() - waited)
-        self.ended = self._last - waited
+    def validated(self) -> None:
+        """Its validation has ended."""
+        self.validation_s.append(self._since_last())
 
     def _since_last(self) -> float:
         before, self._last = self._last, time.perf_counter()
         return self._last - before
 
+    def returned(self) -> None:
+        """The Keras `fit` has returned, to whoever called it."""
+        self.whole_s = time.perf_counter() - self._started
+
     def callback(self):
-        """A keras.callbacks.Callback that feeds this clock; it reads the time, and nothing of the device, behind each step."""
+        """A keras.callbacks.Callback that feeds this clock; it reads the time, and nothing of the device, around each step."""
         import keras
 
         clock = self
 
         class Feed(keras.callbacks.Callback):
-            # Keras may tell of the ends of steps, whose logs it has read by then, in a thread of its own.
+            # Else Keras on JAX would read every step's logs in its main thread, where the steps wait for it. It tells of the ends
+            # of steps in threads of its own then, and has told of all of them before it tells of the end of the epoch.
             async_safe = True
-            begun, ends = 0, ()
 
-            def begins(self):
-                if not self.begun:
-                    clock.skip()
-                self.begun += 1
-
-            def waited(self) -> float:
-                """Since the end of the last step that has begun; 0 where Keras has not told of all ends yet."""
-                begun, ends, self.begun, self.ends = self.begun, self.ends, 0, []
-                waited = time.perf_counter() - max(ends) if ends and len(ends) == begun else 0.0
-                clock.waited_s.append(waited)
-                return waited
+            def on_train_begin(self, logs=None):
+                clock._started = time.perf_counter()
 
             def on_epoch_begin(self, epoch, logs=None):
-                self.begun, self.ends = 0, []
-                clock.begin()
+                self.training, self.validation = ([], []), ([], [])  # begins and ends of steps
 
             def on_train_batch_begin(self, batch, logs=None):
-                self.begins()
+                self.training[0].append(time.perf_counter())
 
             def on_train_batch_end(self, batch, logs=None):
-                self.ends.append(time.perf_counter())
-
-            def on_test_begin(self, logs=None):
-                clock.trained(self.waited())
+                self.training[1].append(time.perf_counter())
 
             def on_test_batch_begin(self, batch, logs=None):
-                self.begins()
+                self.validation[0].append(time.perf_counter())
 
             def on_test_batch_end(self, batch, logs=None):
-                self.ends.append(time.perf_counter())
-
-            def on_test_end(self, logs=None):
-                clock.validated(self.waited())
+                self.validation[1].append(time.perf_counter())
 
             def on_epoch_end(self, epoch, logs=None):
-                if len(clock.train_s) <= epoch:  # a fit without validation data
-                    clock.trained(self.waited())
+                for (begins, ends), seconds in (
+                    (self.training, clock.train_s),
+                    (self.validation, clock.validation_s),
+                ):
+                    if begins:
+                        clock.ended = max(ends)
+                        seconds.append(clock.ended - begins[0])
 
         return Feed()

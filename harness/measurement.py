@@ -1,7 +1,6 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,8 @@ class Measurement:
         Returns:
             one part per mode for harness.schema.merge_process; a part whose proof failed has no times.
         """
-        # Before anything is timed: TensorFlow numbers what it traces by all that it has made so far, XLA's persistent cache has
-        # these numbers in its keys, and a timed loop takes as many steps as it finds time for.
+        # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
+        # so far, XLA's persistent cache has these numbers in its keys, and a timed loop takes as many steps as there is time for.
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         parts = {}
         for mode, flops in modes.items():
@@ -179,10 +178,7 @@ class Measurement:
             train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
-        first, begun = clocks.EpochClock(), time.perf_counter()
-        first_call_s, _ = clocks.seconds_of(lambda: trial.train_steps(1, first), self.runtime.sync)
-        if first.ended is not None:
-            first_call_s = min(first_call_s, first.ended - begun)
+        first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
         proof = Proof(self.precision)
         trial.restore()
         proof.outputs(trial.outputs(), self.reference["outputs"])
@@ -205,7 +201,6 @@ class Measurement:
             if not np.isfinite(result["losses"]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
-            around_s = fit_s - sum(clock.train_s) - sum(clock.validation_s) if clock.waited_s else 0.0  # of a Keras fit
             part |= {
                 **result,
                 "fit_s": fit_s,
@@ -213,7 +208,7 @@ class Measurement:
                 "blocks_ms": blocks,
                 "items_per_batch": batch_size,
                 "unit": unit,
-                "notes": [AROUND_NOTE] if around_s > AROUND_SHARE * fit_s else [],
+                "notes": [AROUND_NOTE] if self.runtime.name == "tensorflow" and much_around(clock) else [],
                 "memory_peak_bytes": memory,
                 "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
                 "share_of_matmul": self._share(flops, blocks),
@@ -288,6 +283,13 @@ class Measurement:
         if not self._matmul_flops or not blocks_ms:
             return None
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def much_around(clock: clocks.EpochClock) -> bool:
+    """Whether much of a Keras `fit` lies outside of its steps."""
+    if clock.whole_s is None:
+        return False
+    return clock.whole_s - sum(clock.train_s) - sum(clock.validation_s) > AROUND_SHARE * clock.whole_s
 
 
 def handed_to_fit(trial: Any, batch_size: int) -> int:

@@ -77,7 +77,10 @@ class Trial(Protocol):
         """Forward pass on the first batch: named arrays, "loss" among them."""
 
     def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of training on the batches 0 … count − 1 (fit reports one mean: then [1])."""
+        """Losses [count] of training on the batches 0 … count − 1 (fit reports one mean: then [1]).
+
+        Where steps run inside `fit` it takes a harness.clocks.EpochClock besides, or None, and a Keras `fit` feeds that.
+        """
 
     def first_gradients(self) -> Mapping[str, np.ndarray]:
         """After exactly one step: the gradients that the optimizer received, under canonical names."""

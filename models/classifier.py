@@ -247,6 +247,7 @@ class ClassifierTrial:
             x, y, batch_size=self.batch_size, epochs=epochs, validation_data=validation, callbacks=[clock.callback()],
             verbose=2,
         ).history  # fmt: skip
+        clock.returned()
         names = {"acc": "accuracy", "val_acc": "val_accuracy"}
         accuracy = {short: history[name][-1] for short, name in names.items() if name in history}
         return {"losses": history["loss"], "accuracy": accuracy}

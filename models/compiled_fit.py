@@ -1,12 +1,12 @@
 """CompiledLoop: a keras.Sequential whose `fit` runs many training steps in one call of one XLA program.
 
     model = CompiledLoop([keras.Input((28, 28)), WavefrontLSTM(128, num_layers=2), keras.layers.Dense(10)])
-    model.compile("adam", loss, jit_compile=True, steps_per_execution=50)
+    model.compile("adam", loss, jit_compile=True, steps_per_execution=375)
     model.fit(x, y, batch_size=32, epochs=3)
 
-Why: with `steps_per_execution=50` Keras loops in TensorFlow's executor, outside of XLA: every step is a launch of its own,
+Why: with `steps_per_execution` alone Keras loops in TensorFlow's executor, outside of XLA: every step is a launch of its own,
 with its own copy of a batch to the device and its own turn of the input's iterator, which together may take longer than a
-small LSTM. Here the batches of 50 steps are stacked on the host, copied at once, and a loop inside the compiled program takes
+small LSTM. Here the batches of these steps are stacked on the host, copied at once, and a loop inside the compiled program takes
 them in order: forward pass, loss, gradients, optimizer and metrics. What a step computes is Keras' own `train_step`.
 
 All else is Keras': data of any kind that `fit` takes, sample and class weights, callbacks (which see the logs after every

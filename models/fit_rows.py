@@ -13,7 +13,7 @@ from models.stacks import CUDNN_KERNEL, CUDNN_OP, MATMUL, PERSISTENT_KERNEL, PRE
 from models.torch_rows import TORCH_IMPLEMENTATIONS, TorchImplementation
 
 STEPS_PER_EXECUTION = 50  # of `wavefront`, whose steps TensorFlow's executor runs
-STEPS_PER_LOOP = 375  # of the rows in a CompiledLoop: a fifth of MNIST's epoch, so that a call's own cost hardly counts
+STEPS_PER_LOOP = 375  # of the rows in a CompiledLoop: a fifth of MNIST's 1875, so that a call's own cost hardly counts
 UPDATE_OP = r"Assign(Add|Sub)?VariableOp"  # of weights, the optimizer's variables and the metrics
 
 

@@ -165,7 +165,7 @@ class JaxClassifier:
         return {"loss": np.asarray(loss), "logits": np.asarray(logits)}
 
     def train_steps(self, count: int, clock=None) -> np.ndarray:
-        """Losses [count] of training on the first `count` batches, in order, with dropout off; nothing waits behind them."""
+        """Losses [count] of training on the first `count` batches, in order, with dropout off; `clock` is not told."""
         self._set_rates(NO_DROPOUT)
         try:
             return self.timed_steps(count)

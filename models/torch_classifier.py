@@ -183,7 +183,7 @@ class TorchClassifier:
         return {"loss": _numpy(loss), "logits": _numpy(logits)}
 
     def train_steps(self, count: int, clock=None) -> np.ndarray:
-        """Losses [count] of training on the first `count` batches, in order, with dropout off; nothing waits behind them."""
+        """Losses [count] of training on the first `count` batches, in order, with dropout off; `clock` is not told."""
         with self.without_dropout():
             return self.timed_steps(count)
 

@@ -21,7 +21,7 @@
 // The host (defines of models/wavefront_tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   NUMBER               0: float32, its weights rounded to tf32; 1: float16; 2: bfloat16; 3: float32, each product as three
+//   NUMBER               0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
 //                        c are float32
 //   BACKWARD             which of the two kernels
@@ -157,8 +157,8 @@ __device__ inline unsigned look(const unsigned* counter) {
 // -- products ------------------------------------------------------------------------------------------------------------
 
 // The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
-// would become a zero, but what comes here has gone through `narrow`. Weights come rounded: those from memory are loaded ahead,
-// and whatever is done to them here would have to wait for them.
+// would become a zero, but operand B, which comes here, has gone through `narrow`. The weights (A) the host has rounded: those from
+// memory are loaded ahead, and whatever was done to them here would wait for them.
 __device__ inline unsigned rounded(unsigned x) {
 #if NUMBER == 0
   x += 0x1000;

@@ -200,11 +200,11 @@ def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_out
 
 
 def _rounded(number: int, weights: tf.Tensor) -> tf.Tensor:
-    """Weights to the nearest tf32 where that is what the kernels take them for, once instead of at every step. NaN stays NaN."""
+    """Weights to the nearest tf32 where the kernels take them for that: once, and not at every step. Any NaN is the one NaN."""
     if number != NUMBERS["tf32"]:
         return weights
     nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
-    return tf.where(tf.math.is_nan(weights), weights, tf.bitcast(nearest, tf.float32))
+    return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
 
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:

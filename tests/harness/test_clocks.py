@@ -244,11 +244,11 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     assert clock.validation_s == ([4.0] * 3 if validation else [])
 
 
-def test_what_lies_around_the_steps_of_a_fit_is_told_apart(model, monkeypatch):
+def test_what_lies_around_the_steps_of_a_fit_is_in_the_whole_alone(model, monkeypatch):
     import keras
     import numpy as np
 
-    now = [0.0]
+    now = [100.0]
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Passes(keras.callbacks.Callback):
@@ -276,29 +276,54 @@ def test_what_lies_around_the_steps_of_a_fit_is_told_apart(model, monkeypatch):
     clock = clocks.EpochClock()
     callbacks = [Passes(), clock.callback()]
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks)
+    now[0] += 9
+    clock.returned()
     assert (clock.train_s, clock.validation_s) == ([40.0] * 2, [4.0] * 2)
-    assert clock.waited_s == [5.0, 7.0, 2.0, 3.0] * 2
-    assert clock.ended == 2 * 61 - 3
+    assert (clock.ended, clock.whole_s) == (100 + 2 * 61 - 3, 2 * 61 + 9)
 
 
-@pytest.mark.parametrize(("ends", "train_s", "waited_s"), [(2, 2.0, 5.0), (1, 7.0, 0.0), (3, 7.0, 0.0)])
-def test_part_of_a_fit_lasts_until_its_callback_where_not_all_ends_of_steps_are_known(
-    ends, train_s, waited_s, monkeypatch
-):
+def test_ends_of_steps_may_be_told_of_in_any_order_and_as_late_as_the_end_of_the_epoch(monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from keras.src.callbacks.callback_list import CallbackList
+
     now = [0.0]
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = clocks.EpochClock()
     feed = clock.callback()
+    monkeypatch.setattr("keras.src.backend.IS_THREAD_SAFE", True)
+    assert CallbackList([feed])._async_train, "it keeps no backend from reading logs in threads"
     feed.on_epoch_begin(0)
-    now[0] = 1.0
-    for batch in range(2):
+    for batch in range(4):
+        now[0] += 1
         feed.on_train_batch_begin(batch)
-    now[0] = 3.0
-    for batch in range(ends):
-        feed.on_train_batch_end(batch)
-    now[0] = 8.0
     feed.on_test_begin()
-    assert (clock.train_s, clock.waited_s, clock.ended) == ([train_s], [1.0, waited_s], 8.0 - waited_s)
+    now[0] = 9.0
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(feed.on_train_batch_end, reversed(range(4))))
+    feed.on_epoch_end(0)
+    assert (clock.train_s, clock.validation_s, clock.ended) == ([8.0], [], 9.0)
+
+
+@pytest.mark.parametrize(("fed", "seconds"), [(True, 5.0), (False, 6.0)])
+def test_first_call_of_a_fit_ends_with_its_step(monkeypatch, fed, seconds):
+    now = [50.0]
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def function(clock):
+        now[0] += 2
+        feed = clock.callback()
+        if fed:
+            feed.on_epoch_begin(0), feed.on_train_batch_begin(0)
+        now[0] += 3
+        if fed:
+            feed.on_train_batch_end(0), feed.on_epoch_end(0)
+        now[0] += 1
+
+    def sync():
+        now[0] += 0.0
+
+    assert clocks.first_call(function, sync) == seconds
 
 
 def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):

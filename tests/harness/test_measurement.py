@@ -93,3 +93,10 @@ def test_all_modes_are_traced_before_any_is_timed(monkeypatch, traces):
     each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove", "time")]
     assert happened == ["trace train", "trace forward"] * traces + each
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]
+
+
+@pytest.mark.parametrize(("whole_s", "much"), [(None, False), (54.0, False), (56.0, True)])
+def test_a_fit_of_which_over_a_tenth_is_no_step_says_so(whole_s, much):
+    clock = measurement.clocks.EpochClock()
+    clock.train_s, clock.validation_s, clock.whole_s = [20.0, 20.0], [5.0, 5.0], whole_s
+    assert measurement.much_around(clock) == much
