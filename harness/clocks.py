@@ -178,8 +178,8 @@ class EpochClock:
     logs. (On PyTorch Keras takes an epoch's first batch before it says so.)
 
     What lies between two parts is no step's: Keras makes the next iterator over the data, and TensorFlow ends the last one. It
-    may have to wait there for a thread of its own that sleeps until 10 ms · (2ⁿ - 1) after the iterator's first step, the oftener the
-    fewer processors there are: cancelling wakes that thread before it says that it is cancelled
+    may have to wait there for a thread of its own that sleeps until 10 ms · (2ⁿ - 1) after the iterator's first step, the oftener
+    the fewer processors there are: cancelling wakes that thread before it says that it is cancelled
     (tensorflow/core/framework/cancellation.cc, StartCancel; model.cc, OptimizeLoop).
 
     Attributes:

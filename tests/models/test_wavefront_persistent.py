@@ -1,5 +1,6 @@
 """The persistent kernels, on an emulator of CUDA's threads, against the schedule in TensorFlow, which is tested by itself."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -30,8 +31,11 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
 
 
-def results(stack, dtype, layers, features, units, batch, time, **options):
-    """Outputs, states and every gradient of a random stack, as float64 arrays."""
+def results(stack, dtype, layers, features, units, batch, time, rounded=False, **options):
+    """Outputs, states and every gradient of a random stack, as float64 arrays.
+
+    rounded: the weights that the kernels read are tf32 numbers.
+    """
     rng = np.random.default_rng(1)
 
     def some(*shape, scale=1.0, dtype=dtype):
@@ -43,6 +47,12 @@ def results(stack, dtype, layers, features, units, batch, time, **options):
         (some(features if k == 0 else units, 4 * units, scale=0.3), some(units, 4 * units, scale=0.3), some(4 * units))
         for k in range(layers)
     ]
+    if rounded:
+        tf32 = functools.partial(wavefront_persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+        weights = [
+            (tf32(kernel) if k else kernel, tf32(recurrent), bias)
+            for k, (kernel, recurrent, bias) in enumerate(weights)
+        ]
     sources = [x, h, c, *(array for layer in weights for array in layer)]
     with tf.GradientTape() as tape:
         tape.watch(sources)
@@ -82,7 +92,10 @@ def test_outputs_states_and_every_gradient_are_those_of_the_schedule(
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("kept", ["held", "resident", "streamed"])
 def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split):
-    """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two."""
+    """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two.
+
+    In each it comes rounded to the nearest tf32: one that is a tf32 number already gives the very same.
+    """
     choose = wavefront_tiling.tiling
 
     def cut(work, chip):
@@ -96,7 +109,18 @@ def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(mon
     with emulated(monkeypatch, folder, chip):
         monkeypatch.setattr(wavefront_tiling, "tiling", cut)
         found = results(persistent_stack, "float32", *shape, together=2)
+        of_rounded = results(persistent_stack, "float32", *shape, together=2, rounded=True)
     assert worst(found, expected) < LIMIT["tf32"]
+    for a, b in zip(found, of_rounded, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@needs_compiler
+def test_full_float32_rounds_no_weight(monkeypatch, folder):
+    shape = (2, 4, 16, 10, 3)
+    with emulated(monkeypatch, folder, tf32=False):
+        found, of_rounded = (results(persistent_stack, "float32", *shape, rounded=rounded) for rounded in (False, True))
+    assert worst(found, of_rounded) > 10 * LIMIT["float32"]
 
 
 @needs_compiler
@@ -352,19 +376,26 @@ def test_a_mask_is_refused(monkeypatch, folder):
         layer(np.zeros((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
 
 
-def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not():
-    rng = np.random.default_rng(1)
-    x = np.concatenate([rng.normal(size=1000), [0.0, -0.0, np.inf, -np.inf, 1 + 2.0**-11, 1 + 3 * 2.0**-12]]).astype(
-        "f4"
-    )
-    found = wavefront_persistent._rounded(wavefront_tiling.NUMBERS["tf32"], tf.constant(x)).numpy()
-    assert not (found.view(np.uint32) & 0x1FFF).any(), "ten bits behind the point"
-    finite = np.isfinite(x)
-    assert (np.abs(found - x)[finite] <= 2.0**-11 * np.abs(x[finite])).all()
-    np.testing.assert_array_equal(found[~finite], x[~finite])
-    np.testing.assert_array_equal(found[-2:], np.array([1 + 2.0**-10, 1 + 2.0**-10], "f4"))
-    nan = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32).view("f4")
-    assert np.isnan(wavefront_persistent._rounded(wavefront_tiling.NUMBERS["tf32"], tf.constant(nan)).numpy()).all()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(compiled):
+    def rounded(bits):
+        x = tf.constant(np.asarray(bits, np.uint32).view(np.float32))
+        return function(x).numpy().view(np.uint32)
+
+    function = functools.partial(wavefront_persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+    function = tf.function(function, jit_compile=True) if compiled else function
+    x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    found = rounded(x.view(np.uint32))
+    assert not (found & 0x1FFF).any(), "ten bits behind the point"
+    assert (np.abs(found.view(np.float32) - x) <= 2.0**-11 * np.abs(x)).all()
+    same = [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FE000]  # zeros, infinities, tf32's largest
+    assert rounded(same).tolist() == same
+    half = [0x3F800FFF, 0x3F801000, 0xBF801000, 0x7F7FEFFF, 0x7F7FF000]
+    assert rounded(half).tolist() == [0x3F800000, 0x3F802000, 0xBF802000, 0x7F7FE000, 0x7F800000]
+    seen = rounded([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF801FFF]) & np.uint32(
+        0xFFFFE000
+    )  # by the tensor cores
+    assert np.isnan(seen.view(np.float32)).all()
     for name in ("float32", "float16", "bfloat16"):
-        given = tf.cast(x[:9], "float32" if name == "float32" else name)
+        given = tf.cast(x[:9], name)
         assert wavefront_persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
