@@ -177,7 +177,7 @@ LAYOUT = {
         f"Keras' fit feeds every batch from the host; in wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one "
         "call (steps_per_execution), in wavefront_loop and wavefront_persistent (models/compiled_fit.py) a call copies "
         f"{fit_rows.STEPS_PER_LOOP} batches at once and runs their steps in one XLA program, validation too. The loops of "
-        "torch_… and jax_… keep the data set on the device and gather their batches there, inside the timed step.",
+        "torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the timed steps.",
         "cuDNN draws the masks inside cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "
         "proof's steps run a second graph of the same code, without dropout, which may differ from the timed one in that "
         "rate alone.",
