@@ -36,6 +36,8 @@ class FakeRuntime:
 
     to_host_bytes, profile_of, read_s, tensor_type = 0, PROFILE, 0.0, OnDevice
 
+    name = "tensorflow"
+
     def on_device(self, tensor):
         return True
 
