@@ -34,9 +34,7 @@ class OnDevice:
 class FakeRuntime:
     """A framework in which everything happens at once."""
 
-    to_host_bytes, profile_of, read_s, tensor_type = 0, PROFILE, 0.0, OnDevice
-
-    name = "tensorflow"
+    name, to_host_bytes, profile_of, read_s, tensor_type = "tensorflow", 0, PROFILE, 0.0, OnDevice
 
     def on_device(self, tensor):
         return True

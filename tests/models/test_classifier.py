@@ -1,5 +1,7 @@
 """The Keras classifier: its dropout, its compilation, and the trial that the proof puts through `fit`."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -168,6 +170,14 @@ def test_proof_trains_without_dropout_and_puts_the_rates_back_without_a_new_grap
     assert dropping.model.train_function is function
 
 
+def test_first_call_tells_its_clock_when_its_step_ended():
+    trial, clock, begun = trial_of(), EpochClock(), time.perf_counter()
+    trial.train_steps(1, clock)
+    (step_s,) = clock.train_s
+    assert begun + step_s < clock.ended < time.perf_counter()
+    assert clock.validation_s == []
+
+
 def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
     trial, test = trial_of(), (INPUTS[:10], LABELS[:10])  # a whole batch and a smaller one
     trial.warm_up(test), trial.timed_steps(1)
@@ -176,6 +186,7 @@ def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
     result = trial.fit(INPUTS, LABELS, 2, test, clock)
     assert trial.traces == traces == 1
     assert len(result["losses"]) == len(clock.train_s) == len(clock.validation_s) == 2
+    assert clock.whole_s > sum(clock.train_s) + sum(clock.validation_s)
     predicted = trial.model.predict_on_batch(INPUTS[:10]).argmax(axis=1)
     assert result["accuracy"]["val_acc"] == pytest.approx((predicted == LABELS[:10]).mean(), abs=1e-6)
     without = trial.fit(INPUTS, LABELS, 1, None, EpochClock())

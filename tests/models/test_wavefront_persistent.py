@@ -392,10 +392,9 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
     assert rounded(same).tolist() == same
     half = [0x3F800FFF, 0x3F801000, 0xBF801000, 0x7F7FEFFF, 0x7F7FF000]
     assert rounded(half).tolist() == [0x3F800000, 0x3F802000, 0xBF802000, 0x7F7FE000, 0x7F800000]
-    seen = rounded([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF801FFF]) & np.uint32(
-        0xFFFFE000
-    )  # by the tensor cores
-    assert np.isnan(seen.view(np.float32)).all()
+    nan = rounded([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF801FFF])
+    cut = nan & np.uint32(0xFFFFE000)  # as the tensor cores see it
+    assert np.isnan(cut.view(np.float32)).all()
     for name in ("float32", "float16", "bfloat16"):
         given = tf.cast(x[:9], name)
         assert wavefront_persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
