@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import benchmark, sweep
-from models import stacks, torch_rows
+from models import jax_rows, stacks, torch_rows
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -49,9 +49,9 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-KNOWN = stacks.IMPLEMENTATIONS | torch_rows.TORCH_IMPLEMENTATIONS
+KNOWN = stacks.IMPLEMENTATIONS | torch_rows.TORCH_IMPLEMENTATIONS | jax_rows.JAX_IMPLEMENTATIONS
 OURS = ("wavefront", "wavefront_persistent")
-IMPLEMENTATIONS = {name: KNOWN[name] for name in ("cudnn_stack", "torch_lstm", "torch_lstm_graph", *OURS)}
+IMPLEMENTATIONS = {name: KNOWN[name] for name in ("cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", *OURS)}
 ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
 
 
