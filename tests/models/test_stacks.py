@@ -1,5 +1,6 @@
 """Every LSTM stack, held against the float64 reference: outputs, final states, and the gradients of all that enters it."""
 
+import re
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -240,3 +241,23 @@ def test_row_is_seen_to_run_what_it_names_and_nothing_that_another_names(row, te
             proof.what_ran(profile, cases.kernel_of(named), "cpu")
             accepted |= set() if proof.failures else {named}
         assert accepted == ALIKE.get(row, {row})
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void elemWiseRNNcell<float, float, float, (cudnnRNNMode_t)2, (cudnnRNNBiasMode_t)2>(int, int, int, int, in",
+        "void LSTM_elementWise_bp1<__half, __half, float>(int, int, __half*, __half*, __half*",
+        "void RNN_blockPersist_fp_LSTM<float, float, float, 128>(float const*, float*, float const*, float*, ",
+        "void RNN_persist_fp<__half, __half, float, (cudnnRNNMode_t)2, true, 256, 2, 1, 4, 32, 0, 32, 32, 4, 1, 8, 2, 8",
+    ],
+)
+def test_kernels_that_cudnn_was_seen_to_run_on_a_gpu_are_known_as_its(kernel):
+    assert re.search(stacks.CUDNN_KERNEL, kernel)
+
+
+@pytest.mark.parametrize(
+    "kernel", ["lstm_wavefront_forward", "lstm_gates", "lstm_cell_forward", "loop_add_tanh_fusion"]
+)
+def test_kernels_of_others_are_not_taken_for_cudnns(kernel):
+    assert not re.search(stacks.CUDNN_KERNEL, kernel)
