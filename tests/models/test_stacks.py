@@ -1,6 +1,7 @@
 """Every LSTM stack, held against the float64 reference: outputs, final states, and the gradients of all that enters it."""
 
 import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
