@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import reference_networks, stacks, weights
-from models.language_model import LanguageModel
+from models import language_model, reference_networks, stacks, weights
 from tests import cases
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
@@ -39,7 +38,9 @@ def assert_same(given, expected):
 
 def model_of(row="while_loop", dtype="float32", optimizer=None, states=STATES, batches=BATCHES, **options):
     stack = stacks.IMPLEMENTATIONS[row].stack(WEIGHTS, LAYERS, dtype)
-    return LanguageModel(stack, WEIGHTS, states, batches, optimizer or keras.optimizers.Adam(1e-2), **options)
+    return language_model.LanguageModel(
+        stack, WEIGHTS, states, batches, optimizer or keras.optimizers.Adam(1e-2), **options
+    )
 
 
 def ptb_model(rate=0.5, **options):
@@ -137,6 +138,13 @@ def test_what_is_traced_beforehand_is_what_runs(row, dtype):
     for step, traces in zip((model._forward, model._train, model._stack), traced, strict=True):
         assert step.experimental_get_tracing_count() == 1
         assert list(step._traces.values()) == traces
+
+
+def test_a_trace_made_while_one_tensor_was_given_twice_takes_two():
+    traced = language_model._Traced(lambda x, y: x - 2 * y, jit_compile=False)
+    one, two = tf.constant([1.0]), tf.constant([2.0])
+    assert traced(one, one).numpy() == [-1.0] and traced(one, two).numpy() == [-3.0]
+    assert traced.experimental_get_tracing_count() == 1
 
 
 def test_states_are_carried_from_step_to_step_only_where_asked():
