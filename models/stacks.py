@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 PRECISIONS = ("fp32", "tf32", "fp16")
 MATMUL = r"\w*MatMul"
-CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_(blockPersist|persist_fp)|cudnn\w*rnn"
+CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_(blockP|p)ersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
 WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import language_model, reference_networks, stacks, weights
+from models import reference_networks, stacks, weights
+from models.language_model import LanguageModel, _Traced
 from tests import cases
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
@@ -38,9 +39,7 @@ def assert_same(given, expected):
 
 def model_of(row="while_loop", dtype="float32", optimizer=None, states=STATES, batches=BATCHES, **options):
     stack = stacks.IMPLEMENTATIONS[row].stack(WEIGHTS, LAYERS, dtype)
-    return language_model.LanguageModel(
-        stack, WEIGHTS, states, batches, optimizer or keras.optimizers.Adam(1e-2), **options
-    )
+    return LanguageModel(stack, WEIGHTS, states, batches, optimizer or keras.optimizers.Adam(1e-2), **options)
 
 
 def ptb_model(rate=0.5, **options):
@@ -124,6 +123,21 @@ def test_steps_run_their_one_trace_and_batches_of_another_shape_their_own():
     np.testing.assert_allclose(model.train_steps(3), losses, rtol=1e-6)
 
 
+def test_states_of_another_shape_get_a_trace_of_their_own():
+    step = _Traced(lambda tokens, targets, states: tf.reduce_sum(states[0]), jit_compile=False)
+    one, two = tf.ones([1]), tf.ones([2])
+    assert [step(one, one, [states]).numpy() for states in (one, two, one)] == [1, 2, 1]
+    assert step.experimental_get_tracing_count() == 2
+
+
+def test_a_gradient_tape_sees_a_step():
+    step, x = _Traced(lambda x, y: x * y, jit_compile=False), tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        product = step(x, tf.constant(2.0))
+    assert tape.gradient(product, x).numpy() == 2
+
+
 # --- one step -----------------------------------------------------------------------------------------------------------
 
 
@@ -133,18 +147,12 @@ def test_what_is_traced_beforehand_is_what_runs(row, dtype):
     model = model_of(row, dtype)
     for mode in ("forward", "train", "stack"):
         model.trace(mode)
-    traced = [list(step._traces.values()) for step in (model._forward, model._train, model._stack)]
+    steps = model._forward, model._train, model._stack
+    traced = [[trace for trace, _ in step._traces.values()] for step in steps]
     model.train(model.batches[0]), model.forward(model.batches[1]), model.stack_alone(model.stack_batches[0])
-    for step, traces in zip((model._forward, model._train, model._stack), traced, strict=True):
+    for step, traces in zip(steps, traced, strict=True):
         assert step.experimental_get_tracing_count() == 1
-        assert list(step._traces.values()) == traces
-
-
-def test_a_trace_made_while_one_tensor_was_given_twice_takes_two():
-    traced = language_model._Traced(lambda x, y: x - 2 * y, jit_compile=False)
-    one, two = tf.constant([1.0]), tf.constant([2.0])
-    assert traced(one, one).numpy() == [-1.0] and traced(one, two).numpy() == [-3.0]
-    assert traced.experimental_get_tracing_count() == 1
+        assert [trace for trace, _ in step._traces.values()] == traces
 
 
 def test_states_are_carried_from_step_to_step_only_where_asked():

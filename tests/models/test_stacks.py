@@ -251,6 +251,7 @@ def test_row_is_seen_to_run_what_it_names_and_nothing_that_another_names(row, te
         "void LSTM_elementWise_bp1<__half, __half, float>(int, int, __half*, __half*, __half*",
         "void RNN_blockPersist_fp_LSTM<float, float, float, 128>(float const*, float*, float const*, float*, ",
         "void RNN_persist_fp<__half, __half, float, (cudnnRNNMode_t)2, true, 256, 2, 1, 4, 32, 0, 32, 32, 4, 1, 8, 2, 8",
+        "void RNN_persist_bp<__half, __half, float, (cudnnRNNMode_t)2, true, 256, 8, 2, 2, 32, 0, 64, 32, 2",
     ],
 )
 def test_kernels_that_cudnn_was_seen_to_run_on_a_gpu_are_known_as_its(kernel):
