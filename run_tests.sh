@@ -8,7 +8,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 install=yes
 arguments=()
 for argument in "$@"; do
-  if [ "$argument" = --no-install ]; then install=no; else arguments+=("$argument"); fi
+  case $argument in
+    --no-install) install=no ;;
+    --help | -h)
+      sed -n '2,/^set /{/^#/s/^# //p}' "$root/run_tests.sh"
+      exit
+      ;;
+    *) arguments+=("$argument") ;;
+  esac
 done
 
 cd "$root"

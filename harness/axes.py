@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from harness import curves, records, schema
+from harness import cautions, curves, records, schema
 from harness.building import Table, foot
 from harness.cells import NONE, Notes, cell, plain
 from harness.provenance import machine_line
@@ -18,11 +18,15 @@ from harness.rounds import is_time_up
 
 LARGEST = 2**31 - 1  # size, as in harness/limits.py
 LEVEL = 1.02  # two times within this factor are called level
-FASTER, SLOWER, IS_LEVEL, UNDECIDED = "faster", "slower", "level", "not told apart"
+FASTER, SLOWER, IS_LEVEL, UNDECIDED, DISTURBED = "faster", "slower", "level", "not told apart", "not judged"
 UNITS = "ms per step"
 READ = (
     f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. Not told "
     "apart: further apart, but their intervals overlap, or, of one process, the ranges of their blocks."
+)
+READ_DISTURBED = (
+    "Not judged: beside the slower one, or beside either where they are level, ran other processes, so that its time is an "
+    "upper bound."
 )
 
 Series = dict[int, dict[str, Mapping]]  # size: row: record
@@ -33,7 +37,7 @@ class Verdict(NamedTuple):
 
     size: int
     ratio: float | None = None  # the other's time by ours
-    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL or UNDECIDED
+    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL, UNDECIDED or DISTURBED
 
 
 def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table]:
@@ -101,7 +105,9 @@ def _table(
         for size, own in series.items()
     ]
     under = [f"- {line}" for line in crossovers(series, ours, peers)]
+    judged = [*under, *(line[-1] for line in lines)]
     under += [READ] if under else []
+    under += [READ_DISTURBED] if any(DISTURBED in line for line in judged) else []
     skipped: dict[str, dict[str, None]] = {}
     for record in every:
         if record["row"] not in shown:
@@ -163,7 +169,11 @@ def verdict(size: int, own: Mapping | None, other: Mapping | None) -> Verdict:
         return Verdict(size)
     ratio = other_step["median"] / own_step["median"]
     (low, high), (other_low, other_high) = _bounds(own_step), _bounds(other_step)
-    if 1 / LEVEL <= ratio <= LEVEL:
+    level = 1 / LEVEL <= ratio <= LEVEL
+    doubted = (own, other) if level else (other,) if ratio > 1 else (own,)
+    if any(map(cautions.was_disturbed, doubted)):
+        return Verdict(size, ratio, DISTURBED)
+    if level:
         return Verdict(size, ratio, IS_LEVEL)
     if low <= other_high and other_low <= high:
         return Verdict(size, ratio, UNDECIDED)
@@ -181,7 +191,7 @@ def best_against_best(own: Mapping[str, Mapping], ours: Sequence[str], peers: Se
     if first is None or second is None:
         return NONE
     found = verdict(0, own[first], own[second])
-    kind = f", {found.kind}" if found.kind in (IS_LEVEL, UNDECIDED) else ""
+    kind = f", {found.kind}" if found.kind in (IS_LEVEL, UNDECIDED, DISTURBED) else ""
     return f"{found.ratio:.2f}x{kind} (`{plain(first)}` against `{plain(second)}`)"
 
 

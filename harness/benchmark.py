@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from harness import child, machine, options, processes, records, resume, runtimes, schema, software
-from harness.errors import CrashError, UserError
+from harness.errors import CrashError, UserError, require
 from harness.located import locate
 from harness.rounds import Rounds
 
@@ -163,12 +163,15 @@ class Parent:
                 needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
+        require("numpy", "pandas", "psutil", "tqdm")
         locate(self.options.data)
         if self.device == "gpu" and not machine.gpu_count():
             raise UserError(machine.NO_GPU)
         if self.echo:
             print(self.echo)
         out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
+        if "resume" in self.flags and not out.exists():
+            print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
         with records.open_run(out) as run:
             self.out = run.path
             try:
@@ -181,12 +184,19 @@ class Parent:
             try:
                 self._write_layout()
                 self.software = software.write(self.out)
+                self._say_if_nothing_runs()
                 self._run_rows()
             except CrashError:  # no space for a record: what there is can be drawn, perhaps
                 with contextlib.suppress(UserError):
                     self._draw()
                 raise
             return self._draw()
+
+    def _say_if_nothing_runs(self) -> None:
+        reasons = {row: self._cannot_run(row) for row in self.rows}
+        if all(reasons.values()):
+            why = "; ".join(f"{row}: {reason}" for row, reason in reasons.items())
+            print(f"{self.benchmark.name}: none of these rows can be measured here: {why}", file=sys.stderr)
 
     def _write_layout(self) -> None:
         rows = {name: row.what for name, row in self.benchmark.rows.items()}

@@ -14,6 +14,8 @@ SLOW_START = 0.02  # first block against the median of the others of its process
 CLOCK = 0.99  # of the maximum: NVML's steps of 15 MHz are below 1 %
 HOT_C = 80
 WARMED_C = 15  # between the coolest and the hottest process
+OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
+OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 Mark = Callable[[Mapping], str | None]
 
 
@@ -57,6 +59,11 @@ def shared_gpu(record: Mapping) -> str | None:
     """The largest number of other processes on the GPU while a process of the row had it; None where NVML could not tell."""
     others = max((state["gpu_processes"] - 1 for state in _timed(record, "gpu_processes")), default=0)
     return str(others) if others > 0 else None
+
+
+def was_disturbed(record: Mapping) -> bool:
+    """Whether other processes ran on the row's processors or GPU meanwhile: its times are upper bounds."""
+    return OTHERS_NOTE in record["notes"] or shared_gpu(record) is not None
 
 
 def low_clock(record: Mapping) -> str | None:

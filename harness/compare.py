@@ -14,7 +14,6 @@ not only an end of the interval, lies beyond), or a row that was ok before is fa
 """
 
 import argparse
-import importlib.util
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness import records
-from harness.errors import UserError
+from harness.errors import UserError, require
 
 ACROSS = ("precision", "config", "device")
 
@@ -85,10 +84,7 @@ def load(run: str) -> list[dict]:
 
 def compare(options: argparse.Namespace) -> int:
     """Compare and print; the exit status. Raises UserError."""
-    if missing := [name for name in ("numpy", "scipy", "pandas") if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            f"{sys.executable}: the module {missing[0]} is not installed; use .venv/bin/python of run_all.sh"
-        )
+    require("numpy", "scipy", "pandas")
     runs = (options.before, options.after)
     before, after = map(load, runs)
     if os.path.samefile(*runs):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness import clocks, host_reads, machine, runtimes
+from harness.cautions import OTHERS_NOTE, OTHERS_PERCENT
 from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.references import load_reference
 
@@ -15,11 +16,9 @@ UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = (
-    "over a tenth of the fit's time lies around its steps and validations: see `EpochClock` in harness/clocks.py"
+    "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/clocks.py"
 )
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
-OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
-OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 
 
 def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from harness import cautions, provenance, runtimes, verdicts
 from harness.errors import UserError
 from harness.machine import PACKAGES
-from harness.measurement import OTHERS_NOTE
 
 NAME = ("benchmark", "config", "row", "mode", "device", "precision")
 MACHINE = ("gpu", "cpu", "cores")
@@ -50,12 +49,10 @@ class Pair:
     @property
     def marks(self) -> list[str]:
         marks = dict.fromkeys(f"other {found.kind}" for found in self.differences if found.marks)
-        return [*marks, *[NOT_ALONE] * any(record and was_disturbed(record) for record in (self.before, self.after))]
-
-
-def was_disturbed(record: Mapping) -> bool:
-    """Whether other processes ran on the row's processors or GPU meanwhile: a difference may be theirs."""
-    return OTHERS_NOTE in record["notes"] or cautions.shared_gpu(record) is not None
+        return [
+            *marks,
+            *[NOT_ALONE] * any(record and cautions.was_disturbed(record) for record in (self.before, self.after)),
+        ]
 
 
 def name_of(record: Mapping) -> dict[str, str]:

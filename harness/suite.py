@@ -171,6 +171,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     locate(found.data)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
+    if resume and not out.exists():
+        say(f"--resume: {_shown(out)}: not there yet; a new run")
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
     if resume:
         common.append("--resume")

@@ -30,7 +30,7 @@ from pathlib import Path
 from harness import axes, curves, plots, records, schema
 from harness.building import Table, build, in_groups, proof_table
 from harness.cells import Notes, markdown, paragraphs, plain
-from harness.errors import UserError
+from harness.errors import UserError, require
 from harness.layouts import read_layout
 from harness.provenance import head, machine_line
 
@@ -201,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--headline", action="store_true", help="also print the headline tables, first")
     options = parser.parse_args(arguments)
     try:
+        require("pandas", "tabulate", "matplotlib")
         written, problems = render(options.run)
         if options.readme:
             put_into_readme(options.run, options.readme)

@@ -118,7 +118,7 @@ FIT_IMPLEMENTATIONS = {
         steps_per_execution=STEPS_PER_EXECUTION,
     ),
     "wavefront_loop": FitImplementation(
-        f"WavefrontLSTM in a CompiledLoop: steps_per_execution={STEPS_PER_LOOP} in one XLA program",
+        f"WavefrontLSTM in a CompiledLoop: up to {STEPS_PER_LOOP} steps in one XLA program (steps_per_execution)",
         "wavefront",
         True,
         steps_per_execution=STEPS_PER_LOOP,

@@ -342,6 +342,13 @@ def test_help_works_before_anything_is_installed(checkout):
     assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
 
 
+def test_help_of_the_tests_works_before_anything_is_installed(checkout):
+    shown = subprocess.run([checkout.root / "run_tests.sh", "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0 and shown.stderr == ""
+    assert shown.stdout.startswith("Checks style and runs the tests: ./run_tests.sh [--no-install]")
+    assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
+
+
 def test_no_install_uses_the_python_at_hand(checkout):
     assert checkout.run("--no-install", "--out=one").returncode == 0
     assert checkout.notes() == []

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from harness import axes, compare, curves, layouts, tables
+from harness import axes, cautions, compare, curves, layouts, tables
 from harness.errors import UserError
 from harness.schema import RecordError
 from tests.table_cases import lines_of, make, run_of
@@ -157,6 +157,19 @@ def test_rows_whose_intervals_or_ranges_overlap_are_not_told_apart():
     wide, narrow = (0.5, 0.8, 1.0, 1.2, 1.5), (0.999, 1.0, 1.0, 1.0, 1.001)
     assert verdict(1.1, wide, wide).kind == axes.UNDECIDED
     assert verdict(1.1, narrow, narrow).kind == axes.FASTER and verdict(0.9, narrow, narrow).kind == axes.SLOWER
+
+
+@pytest.mark.parametrize("disturbed, kinds", [
+    ("torch", (axes.DISTURBED, axes.DISTURBED, axes.SLOWER)),  # whose time, alone, may be shorter
+    ("wave", (axes.FASTER, axes.DISTURBED, axes.DISTURBED)),
+])  # fmt: skip
+def test_an_upper_bound_is_no_ground_for_a_verdict_in_favour_of_the_other(disturbed, kinds):
+    notes = {row: dict(notes=[cautions.OTHERS_NOTE]) if row == disturbed else {} for row in ("wave", "torch")}
+    found = [
+        axes.verdict(8, point("wave", **notes["wave"]), point("torch", ms, **notes["torch"])) for ms in (2, 1, 0.5)
+    ]
+    assert tuple(verdict.kind for verdict in found) == kinds
+    assert axes.told(found[1:2]) == "not judged at 8 (1.00x)"
 
 
 def test_a_row_without_a_proven_time_is_not_compared():

@@ -113,6 +113,21 @@ def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, c
     assert not any(is_running(int(pid)) for pid in pids), "what a row started ends with it"
 
 
+def test_where_no_row_can_run_one_line_says_why_and_the_table_too(stub, capfd):
+    assert stub.main("--rows=needs_gpu,one_way") == 0
+    why = "needs_gpu: needs an NVIDIA GPU; one_way: has one direction"
+    assert f"stub: none of these rows can be measured here: {why}\n" in capfd.readouterr().err
+    assert stub.main("--rows=needs_gpu,first") == 0
+    assert "none of these rows" not in capfd.readouterr().err
+
+
+def test_resume_says_where_there_is_nothing_to_go_on_with(stub, capfd):
+    assert stub.main("--rows=first", "--resume") == 0
+    assert f"--resume: {stub.out}: not there yet; a new run\n" in capfd.readouterr().err
+    assert stub.main("--rows=first", "--resume") == 0
+    assert "not there yet" not in capfd.readouterr().err
+
+
 @pytest.fixture
 def without_torch(monkeypatch):
     """A machine on which PyTorch is not installed; ends with the fixture."""

@@ -1,5 +1,6 @@
 """What a script refuses: one clear line, exit status 2, no traceback, and every finished row kept."""
 
+import importlib.util
 import os
 import resource
 
@@ -85,6 +86,15 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(stub, cap
     monkeypatch.setattr("harness.machine.gpu_count", lambda: 0)
     line = refusal(capfd, main(stub.module.BENCHMARK, ["--device=gpu", f"--out={stub.out}"]))
     assert "--device=gpu" in line and "--device=cpu" in line
+    assert stub.starts() == [] and not stub.out.exists()
+
+
+@pytest.mark.parametrize("module", ["numpy", "pandas", "psutil", "tqdm"])
+def test_a_python_that_lacks_a_module_is_refused_before_anything_is_written(stub, capfd, monkeypatch, module):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else find(name, *rest))
+    line = refusal(capfd, stub.main())
+    assert f"the module {module} is not installed" in line and ".venv/bin/python" in line
     assert stub.starts() == [] and not stub.out.exists()
 
 

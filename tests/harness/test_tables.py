@@ -1,5 +1,6 @@
 """Tables and plots: drawn from records alone; nothing is hidden, and no text of a record can break them."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -364,3 +365,14 @@ def test_the_range_and_the_published_figures_of_a_row_are_drawn(tmp_path):
     assert (bar.low, bar.high) == (pytest.approx(100 / 0.011), pytest.approx(100 / 0.009))
     bar = building._bar(make(status="failed", reason="out of memory"), {"plot": "throughput.value"})
     assert (bar.value, bar.note) == (None, "failed: out of memory")
+
+
+@pytest.mark.parametrize("module", ["pandas", "tabulate", "matplotlib"])
+def test_a_python_that_lacks_a_module_is_refused_in_one_line(tmp_path, capsys, monkeypatch, module):
+    run = run_of(tmp_path / "run", make("first"))
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else find(name, *rest))
+    assert tables.main([str(run)]) == 2
+    told = capsys.readouterr().err
+    assert f"the module {module} is not installed" in told and told.count("\n") == 1
+    assert not (run / "README.md").exists()
