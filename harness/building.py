@@ -79,10 +79,10 @@ def build(
         record["published"] for record in present
     ):  # another protocol, or embedded data: no figure stands beside it
         extra = [{**row, "published": {}} for row in extra if not brief]
-    columns = [column for column in spec["columns"] if _is_shown(column, present, device)]
     about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
     bases = ok | fastest_peer(ok, layout.get("ours", []))
+    columns = [column for column in spec["columns"] if _is_shown(column, present, device, layout.get("ours", []))]
     lines, bars = [], []
     for record in present:
         marks = {"": ""}
@@ -130,8 +130,13 @@ def build(
     )
 
 
-def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str) -> bool:
+def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours: Sequence[str]) -> bool:
+    """Whether a column has something to show: published figures are there, and so is a speedup's row, proven or not."""
     root = column[1].split(".")[0]
+    kind, _, base = split_format(column[2])[0].partition(":")
+    if kind == "speedup":
+        names = {record["row"] for record in rows}
+        return base in names or (base == FASTEST_PEER and not names <= set(ours))
     optional = root == "published" or (device == "cpu" and root in GPU_ONLY)
     return not optional or any(value_at(record, column[1]) is not None for record in rows)
 

@@ -45,7 +45,9 @@ def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
     against = {row["row"]: row["against peer"] for row in lines_of(text, "Speed")}
     assert list(against.values()) == ["0.50x", "1.00x", "2.50x", "-", "-"]  # torch_lstm has failed, 2 GPUs never ran
     alone = page_of(tmp_path / "alone", make("keras_cudnn", 4.0), layout=layout)
-    assert lines_of(alone, "Speed")[0]["against peer"] == "-", "nothing but ours to compare with"
+    assert "against peer" not in lines_of(alone, "Speed")[0], "nothing but ours to compare with"
+    beside = page_of(tmp_path / "beside", make("keras_cudnn", 4.0), failed, layout=layout)
+    assert lines_of(beside, "Speed")[0]["against peer"] == "-", "no peer that was proven"
 
 
 def test_published_figure_that_a_note_contradicts_is_not_drawn(tmp_path):
@@ -226,7 +228,7 @@ def test_a_long_reason_goes_on_in_a_note(tmp_path):
 
 
 def test_the_index_links_the_pages_and_lists_what_has_no_figures(tmp_path):
-    run = run_of(tmp_path / "cpu-2-core", make(), make("keras_cudnn", status="skipped", reason="no GPU"))
+    run = run_of(tmp_path / "cpu-2-core", make("while_loop"), make("keras_cudnn", status="skipped", reason="no GPU"))
     (run / "rows" / "ptb.large.eager.train.gpu.tf32.json").write_text("{")
     written, problems = tables.render(run)
     assert written == [run / "README.md", run / "ptb.md"]
