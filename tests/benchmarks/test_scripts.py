@@ -110,7 +110,7 @@ ROWS = {
     "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "wavefront", "wavefront_persistent",
             "cudnn_stack", *TORCH, *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
-    "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "wavefront", "wavefront_persistent"],
+    "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", "wavefront", "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
                    "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent",
                    *TORCH, *JAX],
