@@ -3,6 +3,7 @@
 Seconds are those of the processor, or the least of many tries, so that what else runs on the machine counts nowhere.
 """
 
+import itertools
 import json
 import os
 import resource
@@ -163,16 +164,22 @@ def test_list_takes_less_than_half_a_second(command):
 
 
 def run_of_100_rows(folder: Path) -> Path:
-    """The largest committed run, cut or filled up to 100 rows of figures; every one of its benchmarks is in it."""
+    """The largest committed run, cut or filled up to 100 rows of figures: whole configs, of each of its benchmarks in turn."""
     run = max(PROJECT.glob("results/*/"), key=lambda path: len(list((path / "rows").glob("*.json"))))
     folder.mkdir(exist_ok=True)
     shutil.copytree(run / "layout", folder / "layout")
     shutil.copy(run / "run.json", folder)
     (folder / "rows").mkdir()
-    found = [json.loads(path.read_text()) for path in sorted((run / "rows").glob("*.json"))]
-    found.sort(key=lambda record: record["status"] != "ok")  # skipped rows have little to draw
-    step = max(1, len([record for record in found if record["status"] == "ok"]) / 100)
-    chosen = [found[int(number * step)] for number in range(min(100, int(len(found) / step)))]
+    configs: dict[str, dict[tuple, list[dict]]] = {}
+    for record in (json.loads(path.read_text()) for path in sorted((run / "rows").glob("*.json"))):
+        if record["status"] == "ok":  # skipped rows have little to draw
+            of_config = configs.setdefault(record["benchmark"], {})
+            of_config.setdefault((record["config"]["CONFIG"], record["precision"]), []).append(record)
+    in_turn = itertools.chain.from_iterable(
+        itertools.zip_longest(*(own.values() for own in configs.values()), fillvalue=[])
+    )
+    chosen = list(itertools.chain.from_iterable(in_turn))[:100]
+    assert {record["benchmark"] for record in chosen} == set(configs)
     for number in range(100 - len(chosen)):
         again = chosen[number % len(chosen)]
         chosen.append({**again, "row": f"{again['row']}_{number}"})
