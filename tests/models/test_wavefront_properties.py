@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.wavefront import WavefrontLSTM
@@ -59,6 +59,14 @@ class Case(NamedTuple):
         weights = {name: array for name, array in arrays.items() if "/" in name}
         return numpy_stack(arrays["x"], weights, arrays["h"], arrays["c"], self.lengths)
 
+    def rounding(self, arrays) -> float:
+        """How far the plain stack's own results move where all that enters is off by one rounding: layer normalisation of
+        few units that are nearly equal magnifies it without a bound."""
+        signs = np.random.default_rng(self.seed)
+        off = {name: array * (1 + 2.0**-52 * signs.choice([-1, 1], array.shape)) for name, array in arrays.items()}
+        pairs = zip(self.expected(off), self.expected(arrays), strict=True)
+        return max(np.abs(moved - expected).max() for moved, expected in pairs)
+
 
 @st.composite
 def cases(draw, dtypes=("float64",)):
@@ -81,13 +89,15 @@ def cases(draw, dtypes=("float64",)):
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(cases(tuple(LIMITS)))
+@example(Case(3, 2, "unidirectional", True, 3, 1, 11, None, "float64", 27))  # 1.8e-12 off, where 1e-13 is usual
 def test_outputs_and_states_are_those_of_a_plain_stack(case):
     made = case.layer()
     arrays = case.arrays(made)
     results = case.run(made, *(arrays[name] for name in "xhc"))
+    limit = LIMITS[case.dtype] + (10 * case.rounding(arrays) if case.normalized else 0)
     for result, expected in zip(results, case.expected(arrays), strict=True):
         assert result.dtype == made.compute_dtype and result.shape == expected.shape
-        assert np.abs(tf.cast(result, "float64") - expected).max() < LIMITS[case.dtype] * (10 if case.normalized else 1)
+        assert np.abs(tf.cast(result, "float64") - expected).max() < limit
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
