@@ -91,7 +91,7 @@ def _nvrtc_version() -> tuple[int, int]:
 
 @functools.cache
 def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:
-    """The PTX of CUDA C++ `source`, with macros defined.
+    """The PTX of CUDA C++ `source`, with macros defined; it may include this folder's headers.
 
     Raises:
         ValueError: the source does not compile, and the message holds the compiler's log; or there is no NVRTC.
@@ -101,6 +101,7 @@ def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> s
         f"--gpu-architecture=compute_{capability}",
         "--std=c++17",
         "--device-as-default-execution-space",
+        f"--include-path={Path(__file__).parent}",
         *(f"-D{name}={value}" for name, value in defines),
     ]
     _check(

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models import trial_parts
+from models import softmax_fused, trial_parts
 from models.expected import SHOWN, upstream
 from models.graph_difference import graph_difference
 from models.softmax_loss import padded, softmax_losses
@@ -47,6 +47,7 @@ class LanguageModel:
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
         jit_compile: compile each step as a whole with XLA, with the softmax of models/softmax_loss.py.
+        fused_loss: with jit_compile on a GPU: in training, the softmax of models/softmax_fused.py where it pays.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class LanguageModel:
         eager: bool = False,
         compile_rest: bool = False,
         jit_compile: bool = False,
+        fused_loss: bool = False,
     ) -> None:
-        self.stack, self.optimizer, self.jit_compile = stack, optimizer, jit_compile
+        self.stack, self.optimizer, self.jit_compile, self.fused_loss = stack, optimizer, jit_compile, fused_loss
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
         dtype = "float64" if stack.dtype == "float64" else "float32"
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
@@ -277,12 +279,30 @@ class LanguageModel:
         logits = tf.reshape(logits, [*targets.shape, -1])
         return logits, self._loss(logits, targets)
 
+    def _training_loss(self, hidden, targets):
+        """The loss times `loss_scale`, whose gradients are taken, and the loss; `hidden` as of `_head`."""
+        if self.fused_loss:
+            kernel, bias = padded(self.kernel.value, self.bias.value)
+            flat = tf.reshape(hidden, [-1, self.stack.units])
+            if softmax_fused.pays(flat.shape[0], kernel.shape[1], flat.dtype):
+                logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
+                terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
+                scaled_loss, losses = softmax_fused.scaled_loss(
+                    logits, bias, tf.reshape(targets, [-1]), self.bias.shape[0], self.loss_scale / terms
+                )
+                return scaled_loss, self._reduced(tf.reshape(losses, targets.shape))
+        _, loss = self._head(hidden, targets, self.kernel.value, self.bias.value)
+        return loss * self.loss_scale, loss
+
     def _loss(self, logits, targets):
         if self.jit_compile:
             losses = softmax_losses(logits, targets, self.bias.shape[0])  # [batch, time]
         else:
             logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+        return self._reduced(losses)
+
+    def _reduced(self, losses):
         return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=self._time_axis))
 
     def _forward_step(self, tokens, targets, states):
@@ -294,8 +314,7 @@ class LanguageModel:
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
             _, dropped, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
-            _, loss = self._head(dropped, targets, self.kernel.value, self.bias.value)
-            scaled_loss = loss * self.loss_scale
+            scaled_loss, loss = self._training_loss(dropped, targets)
         self._update(tape.gradient(scaled_loss, values))
         return loss, final_states
 

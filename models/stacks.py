@@ -36,6 +36,7 @@ class Implementation(NamedTuple):
         compile_rest: XLA compiles the rest of the language model (models.language_model.LanguageModel).
         rest_ops: launches, at least, in what is not the stack.
         jit_compile: XLA compiles each step as a whole.
+        fused_loss: in training, a large softmax in one CUDA kernel (models/softmax_fused.py).
     """
 
     what: str
@@ -50,6 +51,7 @@ class Implementation(NamedTuple):
     compile_rest: bool = False
     rest_ops: Mapping[str, int] = {}
     jit_compile: bool = False
+    fused_loss: bool = False
 
     framework = "tensorflow"
     precisions = PRECISIONS
@@ -85,6 +87,7 @@ class Implementation(NamedTuple):
         stack = self.stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], **dropout)
         made = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}[kind](learning_rate)
         options |= {"eager": self.eager, "compile_rest": self.compile_rest, "jit_compile": self.jit_compile}
+        options["fused_loss"] = self.fused_loss
         return LanguageModel(stack, weights, states, batches, made, **options)
 
 
@@ -195,13 +198,15 @@ IMPLEMENTATIONS = {
         jit_compile=True,
     ),
     "wavefront_persistent": Implementation(
-        "the stack in persistent CUDA kernels called from XLA, its layers together along the diagonal or in turn",
+        "the stack in persistent CUDA kernels called from XLA, its layers together along the diagonal or in turn; in training "
+        "a large softmax in one kernel",
         _stack("wavefront_stack.PersistentWavefrontStack"),
         lambda layers, steps: {"xla": 1, PTX_OP: 1},
         not_ops=f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}",
         kernels=PERSISTENT_KERNEL,
         needs_gpu=True,
         jit_compile=True,
+        fused_loss=True,
     ),
 }
 

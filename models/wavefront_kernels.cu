@@ -29,16 +29,14 @@
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 
-#if NUMBER == 0 || NUMBER == 3
-using Number = float;
-#define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-#else
-using Number = unsigned short;
+#include "numbers.cuh"
+
 #if NUMBER == 1
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#else
+#elif NUMBER == 2
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#endif
+#else
+#define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #endif
 
 #if SPLIT > 1
@@ -47,7 +45,6 @@ using Number = unsigned short;
 #define CLUSTER
 #endif
 
-constexpr int VECTOR = 16 / sizeof(Number);           // numbers in 16 bytes
 constexpr int BLOCK = 4 * VECTOR;                      // k of one block: two mma.sync
 constexpr int GATES = 4 * UNITS;
 constexpr int WIDTH = SPLIT * UNIT_TILE;                     // units of a cluster
@@ -89,14 +86,17 @@ struct Place {  // of a thread block and a thread in the work
   __device__ int sequence(int column_tile) const { return first_sequence + 8 * column_tile + column; }
 };
 
+// What a product reads: with any NaN as the one NaN that rounding to tf32 leaves one, see `rounded`.
+__device__ inline Number to_operand(float x) {
+#if NUMBER == 0 || NUMBER == 3
+  x = x == x ? x : __uint_as_float(0x7fc00000);
+#endif
+  return narrow(x);
+}
+
 // -- instructions (tests/models/cuda_emulator.h has them for a CPU) --------------------------------------------------------
 
 #ifndef EMULATED
-__device__ inline unsigned char* shared_memory() {
-  extern __shared__ __align__(16) unsigned char bytes[];
-  return bytes;
-}
-
 // Another block of the cluster's number at the place of `mine`.
 __device__ inline float from_peer(const float* mine, int rank) {
   unsigned address = __cvta_generic_to_shared(mine);
@@ -109,32 +109,6 @@ __device__ inline float from_peer(const float* mine, int rank) {
 __device__ inline void sync_cluster() {
   __syncwarp();  // .aligned asks for warps that have converged
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ inline float wide(float x) { return x; }
-
-__device__ inline float wide(unsigned short x) {
-#if NUMBER == 1
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-#else
-  return __uint_as_float((unsigned)x << 16);
-#endif
-}
-
-__device__ inline Number narrow(float x) {
-#if NUMBER == 0 || NUMBER == 3
-  return x == x ? x : __uint_as_float(0x7fc00000);  // a NaN that rounding to tf32 leaves one: see `rounded`
-#else
-  Number y;
-#if NUMBER == 1
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#else
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#endif
-  return y;
-#endif
 }
 
 __device__ inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
@@ -157,7 +131,7 @@ __device__ inline unsigned look(const unsigned* counter) {
 // -- products ------------------------------------------------------------------------------------------------------------
 
 // The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
-// would become a zero, but operand B, which comes here, has gone through `narrow`. The weights (A) the host has rounded: those from
+// would become a zero, but operand B, which comes here, has gone through `to_operand`. The weights (A) the host has rounded: those from
 // memory are loaded ahead, and whatever was done to them here would wait for them.
 __device__ inline unsigned rounded(unsigned x) {
 #if NUMBER == 0
@@ -416,7 +390,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
     c[tile] = c_0[lane * plane + at];
-    operand[(size_t)place.sequence(tile) * pitch + unit] = narrow(wide(h_0[lane * plane + at]));
+    operand[(size_t)place.sequence(tile) * pitch + unit] = to_operand(wide(h_0[lane * plane + at]));
   }
 
   tell_group(place);
@@ -462,7 +436,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
         c[tile] = f * c[tile] + i * g;
         gates_of[tile][0] = i, gates_of[tile][1] = f, gates_of[tile][2] = g, gates_of[tile][3] = o;
-        const Number h = narrow(o * tangent(c[tile]));
+        const Number h = to_operand(o * tangent(c[tile]));
 
         const size_t at = (size_t)sequence * UNITS + unit;
         if (time + 1 < TIME)
@@ -546,7 +520,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         const size_t at = (size_t)sequence * UNITS + unit;
         float d_h = total(0);
         if (time < 0) {
-          d_h_0[lane * plane + at] = narrow(d_h);
+          d_h_0[lane * plane + at] = to_operand(d_h);
           d_c_0[lane * plane + at] = d_c[tile];
           return;
         }
@@ -561,7 +535,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
-          to[gate * UNITS] = narrow(d_gates[gate]);
+          to[gate * UNITS] = to_operand(d_gates[gate]);
           d_bias_of[gate] += d_gates[gate];
         }
       });

@@ -1,4 +1,4 @@
-// CUDA's threads on one thread of a CPU, for the kernels of models/wavefront_kernels.cu: each is a context of its own that
+// CUDA's threads on one thread of a CPU, for the kernels of models/*.cu: each is a context of its own that
 // gives way wherever threads wait for each other. Included in front of the kernels' source:
 //
 //     g++ -std=c++17 -O2 -shared -fPIC -DEMULATED -include cuda_emulator.h -x c++ wavefront_kernels.cu -D… -o kernels.so
@@ -16,6 +16,9 @@
 #include <utility>
 #include <vector>
 
+#ifndef SPLIT
+#define SPLIT 1  // blocks of a cluster
+#endif
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
@@ -107,6 +110,7 @@ inline float __uint_as_float(unsigned x) { return emulator::bits(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline uint4 __ldg(const uint4* p) { return *p; }
 inline uint4 __ldcg(const uint4* p) { return *p; }
+inline uint4 __ldcs(const uint4* p) { return *p; }
 inline float __expf(float x) { return expf(x); }
 inline unsigned atomicAdd(unsigned* p, unsigned x) { return std::exchange(*p, *p + x); }
 inline void arrive(unsigned* counter) { ++*counter; }
@@ -126,7 +130,7 @@ inline float wide(unsigned short x) {
 #endif
 }
 #if NUMBER == 0 || NUMBER == 3
-inline float narrow(float x) { return x == x ? x : emulator::bits(0x7fc00000); }
+inline float narrow(float x) { return x; }
 #else
 inline unsigned short narrow(float x) {
   unsigned short y;
@@ -141,6 +145,22 @@ inline unsigned short narrow(float x) {
   return y;
 }
 #endif
+
+inline float power_of_2(float x) { return exp2f(x); }
+
+// __shfl_xor_sync of a whole warp, by the way of `mma` below.
+inline float from_lane(float x, int distance) {
+  emulator::Warp& warp = *emulator::running->warp;
+  int lane = emulator::running->index % 32;
+  unsigned generation = warp.generation, half = generation % 2;
+  memcpy(&warp.a[half][lane][0], &x, 4);
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    ++warp.generation;
+  }
+  while (warp.generation == generation) emulator::give_way();
+  return emulator::bits(warp.a[half][lane ^ distance][0]);
+}
 
 // mma.sync.m16n8k8 (tf32) and m16n8k16 (float16, bfloat16) with the fragments of the PTX manual.
 inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {

@@ -1,7 +1,8 @@
-"""The persistent kernels on a CPU: cuda_source.ptx and launch on tests/models/cuda_emulator.h, compiled by g++."""
+"""The CUDA kernels on a CPU: cuda_source.ptx and launch on tests/models/cuda_emulator.h, compiled by g++."""
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import subprocess
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from models import cuda_source, wavefront_persistent
+from models import cuda_source
 from models.cuda_source import Chip
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
@@ -29,15 +30,16 @@ extern "C" int launch(int blocks, int threads, int bytes, void** pointers) {{
 """
 
 
-def build(folder: Path, defines: Sequence[tuple[str, int]]) -> Path:
-    """The kernel of these defines as a library, built once."""
-    source = wavefront_persistent.SOURCE
-    key = hashlib.sha256(repr((source.read_text(), HEADER.read_text(), tuple(defines))).encode()).hexdigest()[:16]
+def build(folder: Path, name: str, source: str, defines: Sequence[tuple[str, int]]) -> Path:
+    """The kernel of that name, with these defines, as a library, built once."""
+    models = Path(cuda_source.__file__).parent
+    headers = [path.read_text() for path in (HEADER, *models.glob("*.cuh"))]
+    key = hashlib.sha256(repr((name, source, headers, tuple(defines))).encode()).hexdigest()[:16]
     made = folder / f"{key}.so"
     if not made.exists():
-        kernel = f"lstm_wavefront_{'backward' if dict(defines)['BACKWARD'] else 'forward'}"
-        text = folder / f"{key}.cpp"
-        text.write_text(MAIN.format(source=source, kernel=kernel))
+        kernels, text = folder / f"{key}.cu", folder / f"{key}.cpp"
+        kernels.write_text(source)
+        text.write_text(MAIN.format(source=kernels, kernel=name))
         flags = [
             "-std=c++17",
             "-O2",
@@ -45,6 +47,7 @@ def build(folder: Path, defines: Sequence[tuple[str, int]]) -> Path:
             "-shared",
             "-fPIC",
             "-DEMULATED",
+            f"-I{models}",
             f"-I{HEADER.parent}",
             "-include",
             str(HEADER),
@@ -53,24 +56,25 @@ def build(folder: Path, defines: Sequence[tuple[str, int]]) -> Path:
     return made
 
 
-def launch(name, code, operands, results, grid, threads, shared_bytes) -> list[tf.Tensor]:
-    """As cuda_source.launch, on eager tensors; results are NaN where the kernel writes nothing."""
+def launch(folder, name, code, operands, results, grid, threads, shared_bytes) -> list[tf.Tensor]:
+    """As cuda_source.launch, on eager tensors; `code`: source and defines. Results are NaN where the kernel writes nothing."""
     arrays = [np.ascontiguousarray(tf.convert_to_tensor(x).numpy()) for x in operands]
     for spec in results:
         empty = np.full(spec.shape, np.nan, "float32")
         arrays.append(np.ascontiguousarray(tf.cast(empty, spec.dtype).numpy()))
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    assert ctypes.CDLL(code).launch(grid, threads, shared_bytes, pointers) == 1, f"{name} hangs"
+    library = ctypes.CDLL(str(build(folder, name, *code)))
+    assert library.launch(grid, threads, shared_bytes, pointers) == 1, f"{name} hangs"
     return [tf.constant(array) for array in arrays[len(operands) :]]
 
 
 @contextlib.contextmanager
 def emulated(monkeypatch, folder: Path, chip: Chip = CHIP, tf32: bool = True):
-    """Inside, the persistent kernels run on the emulator, op by op, as on a GPU of `chip`."""
+    """Inside, the kernels of models/*.cu run on the emulator, op by op, as on a GPU of `chip`."""
     with monkeypatch.context() as patch:
         patch.setattr(cuda_source, "chip", lambda: chip)
-        patch.setattr(cuda_source, "ptx", lambda source, defines, capability: str(build(folder, defines)))
-        patch.setattr(cuda_source, "launch", launch)
+        patch.setattr(cuda_source, "ptx", lambda source, defines, capability: (source, defines))
+        patch.setattr(cuda_source, "launch", functools.partial(launch, folder))
         patch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
         tf.config.run_functions_eagerly(True)
         try:

@@ -1,0 +1,44 @@
+// The numbers that kernels read and write, 16 bytes at once. NUMBER, which the host defines: 0 and 3 float32, 1 float16,
+// 2 bfloat16. (tests/models/cuda_emulator.h has the instructions for a CPU.)
+#pragma once
+
+#if NUMBER == 0 || NUMBER == 3
+using Number = float;
+#else
+using Number = unsigned short;
+#endif
+
+constexpr int VECTOR = 16 / sizeof(Number);  // numbers in 16 bytes
+
+#ifndef EMULATED
+__device__ inline unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char bytes[];
+  return bytes;
+}
+
+__device__ inline float wide(float x) { return x; }
+
+__device__ inline float wide(unsigned short x) {
+#if NUMBER == 1
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+#else
+  return __uint_as_float((unsigned)x << 16);
+#endif
+}
+
+__device__ inline Number narrow(float x) {
+#if NUMBER == 0 || NUMBER == 3
+  return x;
+#else
+  Number y;
+#if NUMBER == 1
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+#else
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+#endif
+  return y;
+#endif
+}
+#endif

@@ -1,0 +1,172 @@
+"""The softmax in one CUDA kernel, on an emulator of CUDA's threads, against TensorFlow's own op in float64."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import softmax_fused, stacks
+from models.cuda_source import Chip
+from models.softmax_loss import NEVER, padded
+from tests import cases
+from tests.models.emulated_kernels import emulated
+
+H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90)
+# Of the losses and of the gradients, whose scale is 1; float16's and bfloat16's gradients are rounded once.
+LIMIT = {"float32": (2e-6, 5e-7), "float16": (2e-6, 6e-4), "bfloat16": (2e-6, 5e-3)}
+
+EAGER = stacks.IMPLEMENTATIONS["eager"]
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+def given(rows, vocabulary, dtype, scale=3.0):
+    """Logits as the kernel reads them, without their bias; bias; targets."""
+    rng = np.random.default_rng(1)
+    columns = padded(tf.zeros([1, vocabulary]), tf.zeros([vocabulary]))[1].shape[0]
+    logits = np.zeros([rows, columns])
+    logits[:, :vocabulary] = rng.normal(size=[rows, vocabulary]) * scale
+    bias = np.full(columns, NEVER)
+    bias[:vocabulary] = rng.normal(size=vocabulary)
+    return (
+        tf.cast(logits, dtype),
+        tf.constant(bias, tf.float32),
+        tf.constant(rng.integers(0, vocabulary, rows), tf.int64),
+    )
+
+
+def expected(logits, bias, targets, scale):
+    """Losses, and gradients of scale · their sum, in float64."""
+    sources = [tf.cast(logits, "float64"), tf.cast(bias, "float64")]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, sources[0] + sources[1])
+        total = scale * tf.reduce_sum(losses)
+    return [x.numpy() for x in (losses, *tape.gradient(total, sources))]
+
+
+def found(logits, bias, targets, vocabulary, scale, upstream=1.0):
+    with tf.GradientTape() as tape:
+        tape.watch([logits, bias])
+        total, losses = softmax_fused.scaled_loss(logits, bias, targets, vocabulary, scale)
+    np.testing.assert_allclose(total, scale * np.sum(losses), rtol=1e-6)
+    d_logits, d_bias = tape.gradient(total, [logits, bias], tf.constant(upstream))
+    assert d_logits.dtype == logits.dtype and d_bias.dtype == losses.dtype == tf.float32
+    return [np.asarray(tf.cast(x, "float64")) for x in (losses, d_logits, d_bias)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize(
+    ("rows", "vocabulary"),
+    [
+        pytest.param(3, 10, id="fewer words than a warp has threads"),
+        pytest.param(21, 700, id="more rows than thread blocks"),
+        pytest.param(2, 5000, id="several vectors a thread, the last of them not of all"),
+    ],
+)
+def test_losses_and_gradients_are_those_of_the_op(monkeypatch, folder, dtype, rows, vocabulary):
+    logits, bias, targets = given(rows, vocabulary, dtype)
+    wanted = expected(logits, bias, targets, 0.75)
+    with emulated(monkeypatch, folder):
+        got = found(logits, bias, targets, vocabulary, 0.75)
+        twice = found(logits, bias, targets, vocabulary, 0.75, upstream=2.0)
+    of_losses, of_gradients = LIMIT[dtype]
+    np.testing.assert_allclose(got[0], wanted[0], rtol=of_losses)
+    for k, (one, other) in enumerate(zip(got[1:], wanted[1:], strict=True), 1):
+        np.testing.assert_allclose(one, other, atol=of_gradients * (1 if k == 1 else rows))
+        np.testing.assert_allclose(twice[k], 2 * one, rtol=1e-6)
+    assert not got[1][:, vocabulary:].any() and not got[2][vocabulary:].any()
+
+
+@needs_compiler
+def test_logits_far_from_zero_neither_overflow_nor_vanish(monkeypatch, folder):
+    logits, bias, targets = given(4, 100, "float32", scale=300.0)
+    wanted = expected(logits, bias, targets, 1.0)
+    with emulated(monkeypatch, folder):
+        got = found(logits, bias, targets, 100, 1.0)
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_target_that_is_no_word_makes_its_loss_nan_and_its_gradients_zero(monkeypatch, folder):
+    logits, bias, _ = given(5, 10, "float32")
+    with emulated(monkeypatch, folder):
+        for wrong in (-1, 10, 63, 64, 2**32):
+            losses, d_logits, d_bias = found(*_with_target(logits, bias, wrong), 10, 1.0)
+            assert np.isnan(losses).tolist() == [False, False, True, False, False], wrong
+            assert not d_logits[2].any() and np.isfinite(d_logits).all() and np.isfinite(d_bias).all(), wrong
+
+
+def _with_target(logits, bias, wrong):
+    return logits, bias, tf.constant([0, 9, wrong, 3, 4], tf.int64)
+
+
+@needs_compiler
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_seen(monkeypatch, folder, wrong):
+    logits, bias, targets = given(3, 100, "float32")
+    logits = tf.tensor_scatter_nd_update(logits, [[1, 40]], [wrong])
+    with emulated(monkeypatch, folder):
+        losses, d_logits, _ = found(logits, bias, targets, 100, 1.0)
+    assert np.isnan(losses).tolist() == [False, True, False]
+    assert np.isnan(d_logits[1]).any() and np.isfinite(d_logits[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(6400, 10048), (400, 10048), (896, 64), (700, 35008), (1, 64), (6400, 30016)]
+)
+def test_every_vocabulary_of_the_tables_fits(rows, columns, itemsize):
+    launch = softmax_fused.cut(rows, columns, itemsize, H200)
+    kept = -(-columns * itemsize // (16 * launch.threads)) * (16 // itemsize)
+    assert kept <= softmax_fused.REGISTERS and kept * launch.threads >= columns
+    assert launch.blocks * (launch.shared_bytes + 1024) <= 233472 and launch.blocks * launch.threads <= 1024
+    assert 1 <= launch.grid <= rows and launch.grid <= launch.blocks * 132
+
+
+def test_it_is_taken_for_large_logits_whose_rows_fit(monkeypatch):
+    monkeypatch.setattr(softmax_fused.cuda_source, "chip", lambda: H200)
+    assert softmax_fused.pays(6400, 10048, tf.float32) and softmax_fused.pays(6400, 10048, tf.float16)
+    assert not softmax_fused.pays(400, 10048, tf.float32), "XLA's way is faster in the cache"
+    assert not softmax_fused.pays(6400, 41024, tf.float32) and not softmax_fused.pays(6400, 10048, tf.float64)
+    with pytest.raises(ValueError, match="expected a row that fits"):
+        softmax_fused.scaled_loss(tf.zeros([1, 60032]), tf.zeros([60032]), tf.zeros([1], tf.int64), 60000, 1.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("ptb", [False, True])
+def test_language_model_trains_as_without_it(monkeypatch, folder, precision, ptb):
+    """Losses, the first gradients and the weights after two steps: mean loss and Adam; sum over time, clipping and SGD."""
+    kept = {}
+    monkeypatch.setattr(softmax_fused, "LARGE", 0)
+    monkeypatch.setattr(softmax_fused, "scaled_loss", _counted(softmax_fused.scaled_loss, calls := []))
+    with emulated(monkeypatch, folder, tf32=False):
+        for fused in (False, True):
+            monkeypatch.setitem(stacks.IMPLEMENTATIONS, "eager", EAGER._replace(fused_loss=fused))
+            trial = cases.language_model("eager", precision, ptb=ptb)
+            trial.train_steps(1)
+            gradients = trial.first_gradients()
+            trial.restore()
+            losses = trial.train_steps(2)
+            kept[fused] = {"losses": losses, **gradients, **{f"trained {k}": w for k, w in trial.weights().items()}}
+            assert bool(calls) == fused
+    for name, wanted in kept[False].items():
+        error = np.linalg.norm(kept[True][name] - wanted) / np.linalg.norm(wanted)
+        assert error < {"fp32": 3e-5, "fp16": 5e-3}[precision], name  # SGD's gradients are differences of weights
+
+
+def _counted(function, calls):
+    def run(*arguments):
+        calls.append(function)
+        return function(*arguments)
+
+    return run
