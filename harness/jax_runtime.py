@@ -24,6 +24,7 @@ CALLED = re.compile(r"\b(condition|body|calls|to_apply|branch_computations|true_
                     r"(\{[^}]*\}|%?[\w.\-]+)")  # fmt: skip
 CALL = re.compile(r"PjitFunction\((\w+)\)")  # a jitted function's call, on the host
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
+MADE_OF_DOT = re.compile(r'op_name="[^"]*\bdot_general\b[^"]*"')
 
 
 class JaxRuntime:
@@ -110,7 +111,8 @@ class JaxRuntime:
             {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops are
             the instructions of every compiled program that the profiler saw run, by their opcode, as the compiler left
             them: "dot", "while", in a loop's body "loop:dot", calls of libraries "custom-call:<target>"; fusions count
-            with what they hold. Each counts once per program, however often it ran. On a CPU there are no kernels.
+            with what they hold, and a sum that the compiler made of a product, as of one sequence, counts as "dot". Each
+            counts once per program, however often it ran. On a CPU there are no kernels.
         """
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
@@ -201,6 +203,8 @@ def _ops_of(text: str) -> Counter:
 def _walk(computations: Mapping[str, list], name: str, prefix: str) -> Iterator[str]:
     for opcode, line in computations[name]:
         target = TARGET.search(line) if opcode == "custom-call" else None
+        if opcode == "reduce" and MADE_OF_DOT.search(line):
+            opcode = "dot"
         yield f"{prefix}{opcode}:{target[1]}" if target else prefix + opcode
         for role, called in CALLED.findall(line):
             for inner in re.findall(r"[\w.\-]+", called):

@@ -104,7 +104,7 @@ class Measurement:
             proof.callable(trial.unproven())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
-        kernel = self.kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else self.kernel
+        kernel = self.kernel.of_mode(mode, trial)
         with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
         profile = self.runtime.profile(lambda: step(batches[0]))

@@ -45,7 +45,6 @@ class JaxImplementation(NamedTuple):
 
 
 JAX_MATMUL = r"(dot|custom-call:__(cublas|onednn)\S*)"
-JAX_PRODUCT = r"(reduce|dot|custom-call:__(cublas|onednn)\S*)"  # of one sequence it is a sum, to XLA on a GPU
 JAX_CUDNN = r"(loop:)?custom-call:\S*cudnn\S*rnn\S*"
 TORCH_ANY_LSTM = f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}"
 
@@ -84,9 +83,9 @@ def _loops_of(unroll: int) -> Callable:
     """Evidence of a loop per layer with products in it; where a GPU's program has all steps written out, of products alone."""
 
     def evidence(num_layers: int, time_steps: int, device: str) -> dict[str, object]:
-        ops = {"while": num_layers, f"loop:{JAX_PRODUCT}": num_layers}
+        ops = {"while": num_layers, f"loop:{JAX_MATMUL}": num_layers}
         if device == "gpu" and time_steps <= unroll:
-            ops = {JAX_PRODUCT: num_layers * time_steps}
+            ops = {JAX_MATMUL: num_layers * time_steps}
         return {"ops": ops, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
 
     return evidence

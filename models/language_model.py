@@ -16,7 +16,7 @@ import tensorflow as tf
 from models import softmax_fused, trial_parts
 from models.expected import SHOWN, upstream
 from models.graph_difference import graph_difference
-from models.softmax_loss import padded, softmax_losses
+from models.softmax_loss import padded, padded_size, softmax_losses
 from models.stack import Stack
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
@@ -237,6 +237,14 @@ class LanguageModel:
         steps = [tokens.shape[self._time_axis] for tokens, _ in batches]
         return trial_parts.mean_loss(tf.stack(losses).numpy(), steps, self.reduction)
 
+    @property
+    def softmax_kernel(self) -> str:
+        """Name of the GPU kernel that is the softmax of a training step; "" where XLA or TensorFlow makes its own."""
+        if not self.fused_loss:
+            return ""
+        rows, columns = self.batches[0][0].shape.num_elements(), padded_size(self.bias.shape[0])
+        return softmax_fused.KERNEL if softmax_fused.pays(rows, columns, tf.as_dtype(self.stack.dtype)) else ""
+
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
@@ -281,16 +289,15 @@ class LanguageModel:
 
     def _training_loss(self, hidden, targets):
         """The loss times `loss_scale`, whose gradients are taken, and the loss; `hidden` as of `_head`."""
-        if self.fused_loss:
+        if self.softmax_kernel:
             kernel, bias = padded(self.kernel.value, self.bias.value)
             flat = tf.reshape(hidden, [-1, self.stack.units])
-            if softmax_fused.pays(flat.shape[0], kernel.shape[1], flat.dtype):
-                logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
-                terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
-                scaled_loss, losses = softmax_fused.scaled_loss(
-                    logits, bias, tf.reshape(targets, [-1]), self.bias.shape[0], self.loss_scale / terms
-                )
-                return scaled_loss, self._reduced(tf.reshape(losses, targets.shape))
+            logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
+            terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
+            scaled_loss, losses = softmax_fused.scaled_loss(
+                logits, bias, tf.reshape(targets, [-1]), self.bias.shape[0], self.loss_scale / terms
+            )
+            return scaled_loss, self._reduced(tf.reshape(losses, targets.shape))
         _, loss = self._head(hidden, targets, self.kernel.value, self.bias.value)
         return loss * self.loss_scale, loss
 

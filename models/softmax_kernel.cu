@@ -13,7 +13,7 @@
 constexpr int VECTORS = (COLUMNS / VECTOR + THREADS - 1) / THREADS;  // of a thread
 constexpr int WARPS = THREADS / 32;
 
-static_assert(COLUMNS % VECTOR == 0 && THREADS % 32 == 0 && THREADS <= 1024, "sizes");
+static_assert(COLUMNS % VECTOR == 0 && WORDS <= COLUMNS && THREADS % 32 == 0 && THREADS <= 1024, "sizes");
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
@@ -27,7 +27,8 @@ __device__ inline float power_of_2(float x) {  // to 2 units of the last place
 }
 #endif
 
-// What `combine` makes of all threads' x, in every thread; `slots`: [WARPS], not in use since the last barrier but one.
+// What `combine` makes of all threads' x, in every thread. `slots`: [WARPS]; a barrier has to lie between its last use and this
+// one, so that two calls in a row need two.
 template <typename Combine>
 __device__ inline float over_block(float x, float* slots, Combine combine) {
   for (int distance = 16; distance; distance /= 2) x = combine(x, from_lane(x, distance));
@@ -39,7 +40,8 @@ __device__ inline float over_block(float x, float* slots, Combine combine) {
 }
 
 // logits [ROWS, COLUMNS], bias [COLUMNS], targets [ROWS], scale [1] → losses [ROWS], and by scale · Σ losses: d_logits
-// [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0.
+// [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0 where its
+// logits are finite. A logit that is infinite or NaN makes a row NaN.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     softmax_cross_entropy(const Number* __restrict__ logits, const float* __restrict__ bias,
                           const long long* __restrict__ targets, const float* __restrict__ scale,

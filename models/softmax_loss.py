@@ -11,9 +11,14 @@ MULTIPLE = 64  # of a padded vocabulary: lines of 128 bytes at float16
 NEVER = -6e4  # logit of a word that does not exist: its probability is 0 as long as another logit is above -5.9e4
 
 
+def padded_size(vocabulary: int) -> int:
+    """Words of a padded vocabulary."""
+    return vocabulary + -vocabulary % MULTIPLE
+
+
 def padded(kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """A dense layer's kernel [units, vocabulary] and bias [vocabulary] with words that are never predicted behind the others."""
-    more = -kernel.shape[1] % MULTIPLE
+    more = padded_size(kernel.shape[1]) - kernel.shape[1]
     return tf.pad(kernel, [[0, 0], [0, more]]), tf.pad(bias, [[0, more]], constant_values=NEVER)
 
 

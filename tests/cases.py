@@ -112,7 +112,7 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
         proof.callable(trial.unproven())
     elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
-    kernel = kernel._replace(rest_ops={}, rest_kernels="") if mode == "stack" else kernel
+    kernel = kernel.of_mode(mode, trial)
     with host_reads.counted(runtime) as reads:
         loss = step(batches[0])
     profile = runtime.profile(lambda: step(batches[0]))

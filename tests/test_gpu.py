@@ -6,7 +6,7 @@ import pytest
 
 from harness import clocks, machine
 from harness.proof import Kernel, Proof
-from models import fit_rows, stacks
+from models import fit_rows, softmax_fused, stacks
 from tests import cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
@@ -34,6 +34,19 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtim
         proof = cases.prove(trial, mode, precision, cases.language_model_reference(), cases.kernel_of(row), gpu_runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
         assert proof.kernel["kernels"], f"{mode}: the profiler saw no kernel"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("ptb", [False, True])
+def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, ptb):
+    monkeypatch.setattr(softmax_fused, "LARGE", 0)
+    monkeypatch.setattr(softmax_fused, "FEW_THREADS", 0)
+    cases.execute_in(precision)
+    trial = cases.language_model("wavefront_persistent", precision, ptb=ptb)
+    reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")
+    proof = cases.prove(trial, "train", precision, reference, kernel, gpu_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+    assert "softmax_cross_entropy" in proof.kernel["kernels"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

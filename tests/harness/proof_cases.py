@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -317,3 +318,16 @@ def complaints(made: Callable[[str], Proof] = Proof) -> list[str]:
     except Exception as error:
         found.append(f"nothing proven: {type(error).__name__}: {error}")
     return found
+
+
+def complaints_of_modes(made: type[Kernel] = Kernel) -> list[str]:
+    """What is wrong with the evidence that each mode asks for."""
+    kernel = made(**KERNEL._replace(rest_ops={"Softmax": 1})._asdict())
+    plain, fused = SimpleNamespace(), SimpleNamespace(softmax_kernel="softmax_cross_entropy")
+    alone = kernel._replace(rest_ops={}, rest_kernels="")
+    in_training = kernel._replace(rest_kernels="softmax_cross_entropy")
+    wanted = [
+        ("stack", plain, alone), ("stack", fused, alone), ("forward", plain, kernel), ("forward", fused, kernel),
+        ("train", plain, kernel), ("train", fused, in_training),
+    ]  # fmt: skip
+    return [f"{mode}: {trial}" for mode, trial, asked in wanted if kernel.of_mode(mode, trial) != asked]

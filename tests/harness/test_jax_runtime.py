@@ -210,3 +210,12 @@ def test_ops_of_a_program_are_found_through_calls_fusions_and_loops():
     assert ops["while"] == ops["call"] == ops["loop:fusion"] == ops["loop:dot"] == 1
     assert ops["loop:custom-call:__cublas$gemm"] == ops["custom-call:cudnn_rnn"] == 1
     assert not {"dot", "fusion", "compare", "loop:compare", "loop:while"} & set(ops)
+
+
+def test_sum_that_was_a_product_counts_as_one_and_no_other_sum_does():
+    of_product = ', metadata={op_name="jit(step)/while/body/dot_general" source_line=3}'
+    sums = PROGRAM.replace("dot(", "reduce(")
+    line = next(line for line in sums.splitlines() if " reduce(" in line)
+    assert _ops_of(sums)["loop:dot"] == 0 and _ops_of(sums)["loop:reduce"] == 1
+    assert _ops_of(sums.replace(line, line + of_product))["loop:dot"] == 1
+    assert _ops_of(sums.replace(line, line + of_product.replace("dot_general", "reduce_sum")))["loop:dot"] == 0

@@ -28,6 +28,7 @@ from tests.harness.proof_cases import (
     SHAPES,
     FakeRow,
     complaints,
+    complaints_of_modes,
     planted,
     product,
     prove,
@@ -194,3 +195,15 @@ def test_op_that_may_run_once_fails_when_it_runs_for_every_layer(launches, fails
     proof = Proof("fp32")
     proof.what_ran({"ops": {"CudnnRNNV3": launches}, "kernels": {}}, Kernel(ops={"CudnnRNNV3": (1, 1)}), "cpu")
     assert bool(proof.failures) == fails
+
+
+def test_kernel_of_the_softmax_that_a_trial_says_it_has_must_run_in_training_alone():
+    assert complaints_of_modes() == []
+
+
+def test_record_names_the_longest_kernels_and_those_that_are_promised():
+    longest = {f"product_{k}": 10.0 - k for k in range(8)}
+    proof = Proof("fp32")
+    kernel = Kernel(kernels="lstm", rest_kernels="softmax")
+    proof.what_ran({"ops": {}, "kernels": {**longest, "lstm": 0.2, "softmax": 0.1, "other": 0.3}}, kernel, "gpu")
+    assert list(proof.kernel["kernels"]) == [*list(longest)[:5], "lstm", "softmax"]

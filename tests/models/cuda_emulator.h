@@ -222,6 +222,7 @@ inline bool launch(int blocks, int threads, int shared_bytes, void** pointers, v
   std::vector<Warp> warps(blocks * threads / 32);
   std::vector<Thread> all(blocks * threads);
   constexpr int STACK = 1 << 16;
+  constexpr int AHEAD_OF_OTHERS = 8;  // a warp goes on until it waits for another, so that a missing barrier shows
   for (int k = 0; k < blocks * threads; ++k) {
     Thread& thread = all[k];
     Block& block = all_blocks[k / threads];
@@ -238,12 +239,16 @@ inline bool launch(int blocks, int threads, int shared_bytes, void** pointers, v
   for (size_t left = all.size(); left;) {
     size_t before = left;
     left = 0;
-    for (Thread& thread : all) {
-      if (thread.done) continue;
-      running = &thread;
-      threadIdx.x = thread.index, blockIdx.x = thread.block_index;
-      swapcontext(&scheduler, &thread.context);
-      left += !thread.done;
+    for (size_t first = 0; first < all.size(); first += 32) {  // a warp
+      for (int pass = 0; pass < AHEAD_OF_OTHERS; ++pass)
+        for (size_t k = first; k < first + 32; ++k) {
+          Thread& thread = all[k];
+          if (thread.done) continue;
+          running = &thread;
+          threadIdx.x = thread.index, blockIdx.x = thread.block_index;
+          swapcontext(&scheduler, &thread.context);
+        }
+      for (size_t k = first; k < first + 32; ++k) left += !all[k].done;
     }
     idle_rounds = left == before ? idle_rounds + 1 : 0;
     if (idle_rounds > 10000) return false;
