@@ -72,8 +72,18 @@ def finished(figure, title: str, caption: str) -> bytes:
     size = 12 * min(1.0, TITLE / max(1, len(title)))  # a longer one gets smaller letters: its end may be a warning
     figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
     figure.text(0.03, 0.10 / height, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
+    return _in_few_colours(figure)
+
+
+def _in_few_colours(figure) -> bytes:
+    """The picture as a PNG with a palette, a third as large: results/ is mostly pictures."""
+    from PIL import Image
+
+    drawn, content = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", metadata={"Software": None})
+    with Image.open(drawn) as image:
+        image = image.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        image.save(content, format="png")
     return content.getvalue()
 
 
