@@ -40,7 +40,10 @@ def chip() -> Chip:
     """
     visible = tf.config.get_visible_devices("GPU")
     if not visible:
-        raise ValueError("no NVIDIA GPU that TensorFlow sees, expected one: its kernels are CUDA's")
+        raise ValueError(
+            "no NVIDIA GPU that TensorFlow sees, expected one for CUDA kernels, such as those of "
+            "implementation='persistent'; use implementation='xla'"
+        )
     return _chip(tuple(int(device.name.rpartition(":")[2]) for device in visible))
 
 
