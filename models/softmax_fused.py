@@ -17,10 +17,8 @@ from models.wavefront_tiling import NUMBERS
 
 SOURCE = Path(__file__).with_name("softmax_kernel.cu")
 VECTOR_BYTES = 16
-THREADS = (
-    (512, 2),
-    (1024, 1),
-)  # of a thread block, and blocks of a multiprocessor: of two, one waits while the other computes
+# Of a thread block, and blocks of a multiprocessor, of which one computes while the other waits; the first that fits is taken.
+THREADS = ((512, 2), (1024, 1))
 REGISTERS = 40  # numbers of a row that a thread keeps, at most
 FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
 LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
@@ -63,7 +61,8 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
     """Whether `scaled_loss` takes logits of this size, and they are so many that it should be the faster way.
 
     Logits that stay in the cache cost XLA next to nothing to read again, and a kernel that is not XLA's own cuts the CUDA graph
-    of a step in two. On an H200 logits of 93 MiB and more were faster with it, of 15 MiB slower; in between nothing was measured.
+    of a step in two. By a probe on an H200, of which there is no record, logits of 93 MiB and more were faster with it, of 15 MiB
+    slower; in between nothing was measured.
 
     Raises:
         ValueError: there is no GPU.

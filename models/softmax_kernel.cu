@@ -15,6 +15,11 @@ constexpr int WARPS = THREADS / 32;
 
 static_assert(COLUMNS % VECTOR == 0 && WORDS <= COLUMNS && THREADS % 32 == 0 && THREADS <= 1024, "sizes");
 
+union Vector {  // 16 bytes
+  uint4 all;
+  Number of[VECTOR];
+};
+
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 #ifndef EMULATED
@@ -64,10 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int vector = 0; vector < VECTORS; ++vector)
       if (column(vector) < COLUMNS) {
-        union {
-          uint4 all;
-          Number of[VECTOR];
-        } read = {__ldcs(reinterpret_cast<const uint4*>(logits + start + column(vector)))};  // read once: first to leave the cache
+        const Vector read = {__ldcs(reinterpret_cast<const uint4*>(logits + start + column(vector)))};  // read once: first to leave the cache
 #pragma unroll
         for (int k = 0; k < VECTOR; k += 4) {
           const uint4 four = __ldg(reinterpret_cast<const uint4*>(bias + column(vector) + k));
@@ -92,10 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int vector = 0; vector < VECTORS; ++vector)
       if (column(vector) < COLUMNS) {
-        union {
-          uint4 all;
-          Number of[VECTOR];
-        } written;
+        Vector written;
         const int place = target - column(vector);  // of the target in this vector
 #pragma unroll
         for (int k = 0; k < VECTOR; ++k) {

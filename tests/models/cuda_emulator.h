@@ -63,6 +63,16 @@ inline int threads_of_block;
 
 inline void give_way() { swapcontext(&running->context, &scheduler); }
 
+// Until all 32 threads of the warp are here.
+inline void meet(Warp& warp) {
+  unsigned generation = warp.generation;
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    ++warp.generation;
+  }
+  while (warp.generation == generation) give_way();
+}
+
 inline float bits(unsigned x) {
   float y;
   memcpy(&y, &x, 4);
@@ -152,13 +162,9 @@ inline float power_of_2(float x) { return exp2f(x); }
 inline float from_lane(float x, int distance) {
   emulator::Warp& warp = *emulator::running->warp;
   int lane = emulator::running->index % 32;
-  unsigned generation = warp.generation, half = generation % 2;
+  unsigned half = warp.generation % 2;
   memcpy(&warp.a[half][lane][0], &x, 4);
-  if (++warp.arrived == 32) {
-    warp.arrived = 0;
-    ++warp.generation;
-  }
-  while (warp.generation == generation) emulator::give_way();
+  emulator::meet(warp);
   return emulator::bits(warp.a[half][lane ^ distance][0]);
 }
 
@@ -166,15 +172,11 @@ inline float from_lane(float x, int distance) {
 inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   emulator::Warp& warp = *emulator::running->warp;
   int lane = emulator::running->index % 32;
-  unsigned generation = warp.generation, half = generation % 2;  // two sets: a fast thread may already be at the next one
+  unsigned half = warp.generation % 2;  // two sets: a fast thread may already be at the next one
   unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
   memcpy(warp.a[half][lane], a, sizeof a);
   memcpy(warp.b[half][lane], b, sizeof b);
-  if (++warp.arrived == 32) {
-    warp.arrived = 0;
-    ++warp.generation;
-  }
-  while (warp.generation == generation) emulator::give_way();
+  emulator::meet(warp);
 
   constexpr int PER_REGISTER = NUMBER == 0 || NUMBER == 3 ? 1 : 2;
   auto number = [](unsigned x, int part) {

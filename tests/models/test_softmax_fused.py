@@ -7,17 +7,12 @@ import pytest
 import tensorflow as tf
 
 from models import softmax_fused, stacks
-from models.cuda_source import Chip
-from models.softmax_loss import NEVER, padded
+from models.softmax_loss import NEVER, padded_size
 from tests import cases
-from tests.models.emulated_kernels import emulated
+from tests.models.emulated_kernels import H200, emulated
 
-H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90)
-LIMIT = {
-    "float32": 5e-7,
-    "float16": 6e-4,
-    "bfloat16": 5e-3,
-}  # of the gradients by logits, rounded once; others are float32
+# Of the gradients by logits, which are rounded once; the others are float32.
+LIMIT = {"float32": 5e-7, "float16": 6e-4, "bfloat16": 5e-3}
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -30,7 +25,7 @@ def folder(tmp_path_factory):
 def given(rows, vocabulary, dtype, scale=3.0):
     """Logits as the kernel reads them, without their bias; bias; targets."""
     rng = np.random.default_rng(1)
-    columns = padded(tf.zeros([1, vocabulary]), tf.zeros([vocabulary]))[1].shape[0]
+    columns = padded_size(vocabulary)
     logits = np.zeros([rows, columns])
     logits[:, :vocabulary] = rng.normal(size=[rows, vocabulary]) * scale
     bias = np.full(columns, NEVER)

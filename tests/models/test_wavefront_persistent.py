@@ -15,9 +15,8 @@ from models.wavefront_persistent import persistent_stack
 from models.wavefront_stacking import LayerWeights, lstm_stack
 from models.wavefront_tiling import Work, layers_together, tiling
 from tests.models import measured_tilings
-from tests.models.emulated_kernels import CHIP, emulated
+from tests.models.emulated_kernels import CHIP, H200, emulated
 
-H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90)
 LIMIT = {"tf32": 4e-3, "float16": 8e-3, "bfloat16": 6e-2, "float32": 4e-6}  # over a few steps
 PUBLISHED = [  # layers, units, batch, steps
     (3, 256, 128, 50), (2, 200, 20, 20), (2, 650, 20, 35), (2, 1500, 20, 35), (2, 128, 32, 28),
