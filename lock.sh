@@ -4,7 +4,7 @@
 # for all supported Pythons and every platform. Needs PyPI; takes a minute; touches nothing but the locks.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-. "$root/harness/setup_env.sh"
+. "$root/harness/run/setup_env.sh"
 uv=uv==0.13.9
 
 find_python

@@ -4,7 +4,7 @@
 # With --peers it also has PyTorch and JAX, whose rows are skipped without them.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-. "$root/harness/setup_env.sh"
+. "$root/harness/run/setup_env.sh"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 install=yes look=no peers=no dry_run=no
@@ -34,7 +34,7 @@ else
   fi
   if [ $look = no ] && { [ $current = no ] || { [ $peers = yes ] && ! peers_are_current; }; }; then
     # A mistake in the options is told before minutes of installing.
-    "$python" -c 'import sys; from harness.suite import check; sys.exit(check(sys.argv[1:]))' "$@"
+    "$python" -c 'import sys; from harness.run.suite import check; sys.exit(check(sys.argv[1:]))' "$@"
     if [ $current = no ]; then
       choose_build
       install
@@ -43,4 +43,4 @@ else
     if [ $peers = yes ]; then install_peers; fi
   fi
 fi
-exec "$python" -m harness.suite "$@"
+exec "$python" -m harness.run.suite "$@"

@@ -3,7 +3,7 @@
 # Tests marked gpu run where nvidia-smi lists a GPU. Tests on real data need LSTM_BENCH_DATA=DIR.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-. "$root/harness/setup_env.sh"
+. "$root/harness/run/setup_env.sh"
 
 install=yes
 arguments=()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark
 from harness.errors import UserError
-from models import fit_rows, stacks
+from harness.run import benchmark
+from models.keras import fit_rows
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -57,7 +58,7 @@ TIME_STEPS = 28  # rows of an image
 
 def evidence(made, c):
     """What has to be seen running in the proof's last steps."""
-    from harness.proof import UPDATE_STEPS
+    from harness.measure.proof import UPDATE_STEPS
 
     return made.evidence(c.NUM_LAYERS, TIME_STEPS, c.DEVICE, UPDATE_STEPS)
 
@@ -73,9 +74,9 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["
 
 def load(c, located):
     """MNIST (or the embedded digits)."""
-    from harness import data
+    from harness.data import sets
 
-    digits = data.mnist(*located)
+    digits = sets.mnist(*located)
     if len(digits.x_train) < c.BATCH_SIZE:
         raise UserError(f"--batch-size={c.BATCH_SIZE}: expected at most the {len(digits.x_train)} training images")
     return digits
@@ -90,19 +91,19 @@ def images(x):
 
 def start(c, digits):
     """Weights, states and batches of the proof: the same bytes in every row."""
-    from models import weights
+    from models.weights import canonical
 
-    shapes = weights.classifier_shapes(28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS,), 10)
+    shapes = canonical.classifier_shapes(28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS,), 10)
     size = min(c.STAGED_BATCHES, len(digits.x_train) // c.BATCH_SIZE) * c.BATCH_SIZE  # whole batches
     batches = images(digits.x_train[:size]), digits.y_train[:size]
-    states = weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS)
-    return shapes, weights.large_random(shapes, c.SEED), states, batches
+    states = canonical.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS)
+    return shapes, canonical.large_random(shapes, c.SEED), states, batches
 
 
 def reference(c, digits):
     """What every row is held against, in float64."""
-    from models import expected
-    from models.reference_networks import Adam
+    from models.reference import expected
+    from models.reference.networks import Adam
 
     _, weights, states, (x, y) = start(c, digits)
     steps = range(0, len(x), c.BATCH_SIZE)
@@ -112,8 +113,8 @@ def reference(c, digits):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, and train it once from Keras' default initialisation."""
-    from harness.clocks import EpochClock
-    from models import weights
+    from harness.measure.clocks import EpochClock
+    from models.weights import canonical
 
     digits = measurement.data
     shapes, large, _, batches = start(c, digits)
@@ -129,7 +130,7 @@ def run_row(row, c, measurement):
     trial.warm_up(test)
 
     def train(clock):
-        trial.load(weights.keras_default(shapes, c.SEED))
+        trial.load(canonical.keras_default(shapes, c.SEED))
         return trial.fit(x, y, c.EPOCHS, test, clock)
 
     def train_on(batches):
@@ -175,7 +176,8 @@ LAYOUT = {
         "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
         "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
         f"Keras' fit feeds every batch from the host; in wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one "
-        "call (steps_per_execution), in wavefront_loop and wavefront_persistent (models/compiled_fit.py) a call copies "
+        "call (steps_per_execution), in wavefront_loop and wavefront_persistent "
+        "(models/wavefront/compiled_loop.py) a call copies "
         f"{fit_rows.STEPS_PER_LOOP} batches at once and runs their steps in one XLA program, validation too. The loops of "
         "torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the timed steps.",
         "cuDNN draws the masks inside cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "

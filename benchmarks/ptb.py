@@ -13,9 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark
 from harness.errors import UserError
-from models import jax_rows, stacks, torch_rows
+from harness.run import benchmark
+from models.jax import jax_rows
+from models.pytorch import torch_rows
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -80,26 +82,26 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["
 
 def load(c, located):
     """Penn Treebank (or the embedded text), or random words of a vocabulary that PTB does not have."""
-    from harness import data
+    from harness.data import sets
 
-    return data.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else data.ptb(*located)
+    return sets.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else sets.ptb(*located)
 
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
-    from harness.batches import language_model_batches
-    from models import weights
+    from harness.data.batches import language_model_batches
+    from models.weights import canonical
 
     inputs, targets = language_model_batches(words(c, text.train, c.TRAIN_WORDS), c.BATCH_SIZE, c.TIME_STEPS)
     batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
-    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
-    return weights.large_random(shapes(c), c.SEED), states, batches
+    states = canonical.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return canonical.large_random(shapes(c), c.SEED), states, batches
 
 
 def shapes(c):
-    from models import weights
+    from models.weights import canonical
 
-    return weights.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    return canonical.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
 
 
 def words(c, tokens, limit):
@@ -108,8 +110,8 @@ def words(c, tokens, limit):
 
 def reference(c, text):
     """What every row is held against, in float64."""
-    from models import expected
-    from models.reference_networks import SGD
+    from models.reference import expected
+    from models.reference.networks import SGD
 
     optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
     return expected.language_model("sum_over_time", optimizer, *start(c, text), carry_states=True)
@@ -132,15 +134,15 @@ def run_row(row, c, measurement):
 
 def train(c, model, text, timed):
     """The published schedule: perplexity after the last epoch, seconds of each epoch's training part."""
-    from harness.batches import language_model_batches, language_model_tail
-    from models import weights
+    from harness.data.batches import language_model_batches, language_model_tail
+    from models.weights import canonical
 
     def staged(tokens, limit, batch_size):
         batches = language_model_batches(words(c, tokens, limit), batch_size, c.TIME_STEPS)
         return [model.stage(*batch) for batch in zip(*batches, strict=True)]
 
-    zero = {size: weights.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
-    model.start_from(weights.uniform(shapes(c), c.INIT_SCALE, c.SEED), zero[c.BATCH_SIZE])
+    zero = {size: canonical.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
+    model.start_from(canonical.uniform(shapes(c), c.INIT_SCALE, c.SEED), zero[c.BATCH_SIZE])
     training = staged(text.train, c.TRAIN_WORDS, c.BATCH_SIZE)
     validation = staged(text.valid, c.EVAL_WORDS, c.BATCH_SIZE)
     epoch_s, losses = [], []

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark
-from models import stacks
+from harness.run import benchmark
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -71,30 +71,30 @@ ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", evidence) for row, (what,
 
 def load(c, located):
     """Penn Treebank (or the embedded text)."""
-    from harness import data
+    from harness.data import sets
 
-    return data.ptb(*located)
+    return sets.ptb(*located)
 
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same sentences in every row."""
-    from harness.batches import sentence_batches
-    from harness.data import EOS
-    from models import weights
+    from harness.data.batches import sentence_batches
+    from harness.data.sets import EOS
+    from models.weights import canonical
 
     tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
     eos = min(text.vocabulary.index(EOS), c.VOCABULARY - 1)
     batches = sentence_batches(tokens, eos, c.BATCH_SIZE, c.STAGED_BATCHES, c.MAX_WORDS)
-    shapes = weights.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
-    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
-    return weights.large_random(shapes, c.SEED), states, batches
+    shapes = canonical.language_model_shapes(c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    states = canonical.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return canonical.large_random(shapes, c.SEED), states, batches
 
 
 def reference(c, text):
     """What every row is held against, in float64: the batches as they are, without a step of padding that is not needed."""
-    from models import expected
-    from models.reference_networks import SGD
-    from models.sentence_model import cut
+    from models.reference import expected
+    from models.reference.networks import SGD
+    from models.tf.sentence_model import cut
 
     weights, states, batches = start(c, text)
     optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
@@ -109,9 +109,9 @@ def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
     import keras
 
-    from models.cudnn_stack import CudnnStack
-    from models.language_model import COMPUTE_DTYPE
-    from models.sentence_model import SentenceModel
+    from models.tf.cudnn_stack import CudnnStack
+    from models.tf.language_model import COMPUTE_DTYPE
+    from models.tf.sentence_model import SentenceModel
 
     _, to_longest, give_lengths = WAYS[row]
     weights, states, batches = start(c, measurement.data)

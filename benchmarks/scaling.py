@@ -11,8 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark, sweep
-from models import jax_rows, stacks, torch_rows
+from harness.run import benchmark, sweep
+from models.jax import jax_rows
+from models.pytorch import torch_rows
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -57,26 +59,26 @@ ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.ite
 
 def load(c, located):
     """Random words: the time of a stack does not depend on what it reads."""
-    from harness import data
+    from harness.data import sets
 
-    return data.random_words(c.VOCABULARY, c.SEED)
+    return sets.random_words(c.VOCABULARY, c.SEED)
 
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same bytes in every row. The softmax is never run."""
-    from harness.batches import language_model_batches
-    from models import weights
+    from harness.data.batches import language_model_batches
+    from models.weights import canonical
 
-    shapes = weights.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
+    shapes = canonical.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
     inputs, targets = language_model_batches(text.train, c.BATCH_SIZE, c.TIME_STEPS)
     batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
-    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
-    return weights.large_random(shapes, c.SEED), states, batches
+    states = canonical.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return canonical.large_random(shapes, c.SEED), states, batches
 
 
 def reference(c, text):
     """What every row is held against, in float64."""
-    from models import expected
+    from models.reference import expected
 
     weights, states, batches = start(c, text)
     return expected.stack(weights, states, [weights["embedding"][tokens] for tokens, _ in batches[: expected.STEPS]])

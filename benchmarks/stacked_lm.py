@@ -12,8 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark
-from models import jax_rows, stacks, torch_rows
+from harness.run import benchmark
+from models.jax import jax_rows
+from models.pytorch import torch_rows
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -60,28 +62,28 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["
 
 def load(c, located):
     """Penn Treebank (or the embedded text)."""
-    from harness import data
+    from harness.data import sets
 
-    return data.ptb(*located)
+    return sets.ptb(*located)
 
 
 def start(c, text):
     """Weights, states and batches of the proof and of the timing: the same bytes in every row."""
-    from harness.batches import language_model_batches
-    from models import weights
+    from harness.data.batches import language_model_batches
+    from models.weights import canonical
 
-    shapes = weights.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
+    shapes = canonical.language_model_shapes(c.VOCABULARY, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
     tokens = text.train.clip(max=c.VOCABULARY - 1)  # a smaller --vocabulary joins the rarest words
     inputs, targets = language_model_batches(tokens, c.BATCH_SIZE, c.TIME_STEPS)
     batches = [(inputs[k], targets[k]) for k in range(min(c.STAGED_BATCHES, len(inputs)))]
-    states = weights.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
-    return weights.large_random(shapes, c.SEED), states, batches
+    states = canonical.random_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, c.SEED)
+    return canonical.large_random(shapes, c.SEED), states, batches
 
 
 def reference(c, text):
     """What every row is held against, in float64."""
-    from models import expected
-    from models.reference_networks import Adam
+    from models.reference import expected
+    from models.reference.networks import Adam
 
     return expected.language_model("mean", Adam(c.LEARNING_RATE), *start(c, text), carry_states=False)
 

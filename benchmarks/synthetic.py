@@ -10,9 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import benchmark
 from harness.errors import UserError
-from models import fit_rows, stacks
+from harness.run import benchmark
+from models.keras import fit_rows
+from models.tf import stacks
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -69,9 +70,9 @@ ROWS_TABLE = {
 
 def load(c, located):
     """The generated sequences; the same for every --data."""
-    from harness import data
+    from harness.data import sets
 
-    sequences = data.synthetic(c.NUM_SEQUENCES, c.TIME_STEPS, c.SEED)
+    sequences = sets.synthetic(c.NUM_SEQUENCES, c.TIME_STEPS, c.SEED)
     if len(sequences.x_train) < c.BATCH_SIZE:
         raise UserError(
             f"--batch-size={c.BATCH_SIZE}: expected at most the {len(sequences.x_train)} training sequences"
@@ -81,18 +82,18 @@ def load(c, located):
 
 def start(c, sequences):
     """Weights, states and batches of the proof: the same bytes in every row."""
-    from models import weights
+    from models.weights import canonical
 
-    shapes = weights.classifier_shapes(2, c.UNITS, c.NUM_LAYERS, (), 2, bidirectional=c.BIDIRECTIONAL)
+    shapes = canonical.classifier_shapes(2, c.UNITS, c.NUM_LAYERS, (), 2, bidirectional=c.BIDIRECTIONAL)
     size = min(c.STAGED_BATCHES, len(sequences.x_train) // c.BATCH_SIZE) * c.BATCH_SIZE  # whole batches
-    states = weights.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, bidirectional=c.BIDIRECTIONAL)
-    return shapes, weights.large_random(shapes, c.SEED), states, (sequences.x_train[:size], sequences.y_train[:size])
+    states = canonical.zero_states(c.NUM_LAYERS, c.BATCH_SIZE, c.UNITS, bidirectional=c.BIDIRECTIONAL)
+    return shapes, canonical.large_random(shapes, c.SEED), states, (sequences.x_train[:size], sequences.y_train[:size])
 
 
 def reference(c, sequences):
     """What every row is held against, in float64."""
-    from models import expected
-    from models.reference_networks import Adam
+    from models.reference import expected
+    from models.reference.networks import Adam
 
     _, weights, states, (x, y) = start(c, sequences)
     steps = range(0, len(x), c.BATCH_SIZE)
@@ -102,8 +103,8 @@ def reference(c, sequences):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, train it once, test it with training=False."""
-    from harness.clocks import EpochClock
-    from models import weights
+    from harness.measure.clocks import EpochClock
+    from models.weights import canonical
 
     sequences = measurement.data
     shapes, large, _, batches = start(c, sequences)
@@ -116,7 +117,7 @@ def run_row(row, c, measurement):
     trial.warm_up((sequences.x_valid, sequences.y_valid))
 
     def train(clock):
-        trial.load(weights.keras_default(shapes, c.SEED))
+        trial.load(canonical.keras_default(shapes, c.SEED))
         result = trial.fit(x, y, c.EPOCHS, (sequences.x_valid, sequences.y_valid), clock)
         tested = trial.model.evaluate(
             sequences.x_test, sequences.y_test, batch_size=c.BATCH_SIZE, verbose=0, return_dict=True
@@ -150,7 +151,8 @@ LAYOUT = {
         "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
         "with training=False.",
         f"In wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution), in "
-        f"wavefront_loop and wavefront_persistent (models/compiled_fit.py) a call copies up to {fit_rows.STEPS_PER_LOOP} batches "
+        f"wavefront_loop and wavefront_persistent (models/wavefront/compiled_loop.py) a call copies up to "
+        f"{fit_rows.STEPS_PER_LOOP} batches "
         "at once and runs their steps in one XLA program.",
         "cuDNN draws the masks inside cudnn_stack itself, by a rate that is part of the graph: its proof's steps run a second "
         "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",

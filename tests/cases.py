@@ -6,12 +6,15 @@ from unittest import mock
 
 import numpy as np
 
-from harness import host_reads
-from harness.measurement import handed_to_fit, timed_of
-from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
-from harness.tensorflow_runtime import TensorFlowRuntime
-from models import expected, fit_rows, stacks, weights
-from models.reference_networks import SGD, Adam
+from harness.frameworks.tensorflow import TensorFlowRuntime
+from harness.measure import host_reads
+from harness.measure.measurement import handed_to_fit, timed_of
+from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from models.keras import fit_rows
+from models.reference import expected
+from models.reference.networks import SGD, Adam
+from models.tf import stacks
+from models.weights import canonical
 
 VOCABULARY, EMBEDDING, UNITS, LAYERS, STEPS, BATCH, BATCHES = 1000, 64, 128, 2, 10, 32, 6
 FEATURES, CLASSES, DENSE, CLASSIFIER_UNITS = 28, 10, 32, 64
@@ -41,11 +44,11 @@ def execute_in(precision: str) -> None:
 @functools.cache
 def language_model_start():
     """Weights, states and batches of the proof."""
-    shapes = weights.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS)
+    shapes = canonical.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS)
     tokens = np.random.default_rng(4).integers(0, VOCABULARY, (BATCHES, 2, BATCH, STEPS))
     return (
-        weights.large_random(shapes, seed=1),
-        weights.random_states(LAYERS, BATCH, UNITS, seed=1),
+        canonical.large_random(shapes, seed=1),
+        canonical.random_states(LAYERS, BATCH, UNITS, seed=1),
         [tuple(pair) for pair in tokens],
     )
 
@@ -72,8 +75,8 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
     """A row of ptb_sentences.py, padded by five steps, and its reference."""
     import keras
 
-    from models.cudnn_stack import CudnnStack
-    from models.sentence_model import SentenceModel, cut
+    from models.tf.cudnn_stack import CudnnStack
+    from models.tf.sentence_model import SentenceModel, cut
 
     start, states, _ = language_model_start()
     rng = np.random.default_rng(6)
@@ -98,7 +101,7 @@ def kernel_of(row: str) -> Kernel:
 
 
 def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
-    """The proof of one mode, in the order in which harness.measurement goes through it."""
+    """The proof of one mode, in the order in which harness.measure.measurement goes through it."""
     proof = Proof(label)
     trial.restore()
     step, batches = timed_of(trial, mode)
@@ -127,10 +130,10 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
 @functools.cache
 def classifier_start():
     """Weights, inputs and labels of the proof."""
-    shapes = weights.classifier_shapes(FEATURES, CLASSIFIER_UNITS, LAYERS, (DENSE,), CLASSES)
+    shapes = canonical.classifier_shapes(FEATURES, CLASSIFIER_UNITS, LAYERS, (DENSE,), CLASSES)
     rng = np.random.default_rng(5)
     inputs = rng.uniform(0, 1, (BATCHES * BATCH, STEPS, FEATURES)).astype(np.float32)
-    return weights.large_random(shapes, seed=1), inputs, rng.integers(0, CLASSES, BATCHES * BATCH)
+    return canonical.large_random(shapes, seed=1), inputs, rng.integers(0, CLASSES, BATCHES * BATCH)
 
 
 @functools.cache
@@ -138,7 +141,7 @@ def classifier_reference() -> dict:
     """Of mnist.py's kind: Adam whose rate falls."""
     start, inputs, labels = classifier_start()
     batches = [(inputs[k : k + BATCH], labels[k : k + BATCH]) for k in range(0, len(inputs), BATCH)]
-    states = weights.zero_states(LAYERS, BATCH, CLASSIFIER_UNITS)
+    states = canonical.zero_states(LAYERS, BATCH, CLASSIFIER_UNITS)
     return expected.classifier(Adam(1e-3, decay=1e-5), start, states, batches)
 
 
@@ -146,7 +149,7 @@ def classifier(row: str, precision: str):
     """A row of mnist.py, with dropout, as the proof needs it."""
     import keras
 
-    from models.classifier import ClassifierTrial, build_classifier
+    from models.keras.classifier import ClassifierTrial, build_classifier
 
     made = fit_rows.FIT_IMPLEMENTATIONS[row]
     schedule = keras.optimizers.schedules.InverseTimeDecay(1e-3, 1, 1e-5)
@@ -160,7 +163,7 @@ def classifier(row: str, precision: str):
 
 
 def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
-    """The proof of a trial whose steps run inside `fit`, in the order of harness.measurement."""
+    """The proof of a trial whose steps run inside `fit`, in the order of harness.measure.measurement."""
     trial.train_steps(1)
     proof = Proof(label)
     trial.restore()

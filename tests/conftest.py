@@ -16,8 +16,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @functools.cache
 def _configured():
-    from harness import machine
-    from harness.tensorflow_runtime import TensorFlowRuntime
+    from harness.frameworks.tensorflow import TensorFlowRuntime
+    from harness.record import machine
 
     return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())
 
@@ -30,8 +30,8 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module")
 def gpu_runtime():
-    """harness.tensorflow_runtime.TensorFlowRuntime of this process on its NVIDIA GPU, in fp32; skips where there is none."""
-    from harness import machine
+    """harness.frameworks.tensorflow.TensorFlowRuntime of this process on its NVIDIA GPU, in fp32; skips where there is none."""
+    from harness.record import machine
     from tests import cases
 
     if not machine.gpu_count():
@@ -45,7 +45,7 @@ def gpu_runtime():
 
 @pytest.fixture(scope="session")
 def tensorflow_runtime():
-    """harness.tensorflow_runtime.TensorFlowRuntime of this process: cpu, fp32."""
+    """harness.frameworks.tensorflow.TensorFlowRuntime of this process: cpu, fp32."""
     runtime = _configured()
     if runtime._tf.config.list_logical_devices("GPU"):
         pytest.skip("proves on the CPU, and TensorFlow would use the GPU: set CUDA_VISIBLE_DEVICES= to run it")

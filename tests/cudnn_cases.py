@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from models.cudnn_rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
+from models.cudnn.rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
 
 CLASSES = {"lstm": CudnnLSTM, "gru": CudnnGRU, "rnn_tanh": CudnnRNNTanh, "rnn_relu": CudnnRNNRelu}
 DIRECTIONS = ("unidirectional", "bidirectional")

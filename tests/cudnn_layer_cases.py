@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 
-from models import layouts
-from models.cudnn_convert import LAYERS
+from models.cudnn.convert import LAYERS
+from models.weights import layouts
 
 MODES = tuple(LAYERS)
 DIRECTIONS = ("unidirectional", "bidirectional")

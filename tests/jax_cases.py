@@ -13,10 +13,11 @@ from unittest import mock
 
 import pytest
 
-from harness import machine, runtimes
-from harness.jax_runtime import JaxRuntime
-from harness.proof import Kernel
-from models import jax_rows
+from harness.frameworks import runtimes
+from harness.frameworks.jax import JaxRuntime
+from harness.measure.proof import Kernel
+from harness.record import machine
+from models.jax import jax_rows
 from tests import cases
 
 
@@ -56,7 +57,7 @@ def proofs_of(row: str, device: str, precision: str) -> dict[str, dict]:
 
 
 def _skip_without_profiles() -> None:
-    """JAX for Python 3.10 is one that harness.jax_runtime refuses."""
+    """JAX for Python 3.10 is one that harness.frameworks.jax refuses."""
     import jax
 
     if getattr(jax.profiler, "ProfileData", None) is None:

@@ -1,6 +1,6 @@
 """A record as a row's process leaves it, for the tests of what reads and writes records."""
 
-from harness import schema
+from harness.record import schema
 
 
 def make(**changes):

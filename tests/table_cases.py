@@ -2,7 +2,8 @@
 
 import re
 
-from harness import records, schema, tables
+from harness.record import records, schema
+from harness.report import tables
 
 ENVIRONMENT = {
     "gpu": "NVIDIA H200",

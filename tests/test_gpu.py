@@ -4,9 +4,12 @@ import re
 
 import pytest
 
-from harness import clocks, machine
-from harness.proof import Kernel, Proof
-from models import fit_rows, softmax_fused, stacks
+from harness.measure import clocks
+from harness.measure.proof import Kernel, Proof
+from harness.record import machine
+from models.keras import fit_rows
+from models.tf import stacks
+from models.wavefront import softmax
 from tests import cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
@@ -39,8 +42,8 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtim
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 @pytest.mark.parametrize("ptb", [False, True])
 def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, ptb):
-    monkeypatch.setattr(softmax_fused, "LARGE", 0)
-    monkeypatch.setattr(softmax_fused, "FEW_THREADS", 0)
+    monkeypatch.setattr(softmax, "LARGE", 0)
+    monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     cases.execute_in(precision)
     trial = cases.language_model("wavefront_persistent", precision, ptb=ptb)
     reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")

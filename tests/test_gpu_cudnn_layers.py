@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.cudnn_convert import LAYERS
+from models.cudnn.convert import LAYERS
 from tests import cases
 from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, MODES, UNITS, error, random, weights
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.cudnn_saveable import CudnnLSTMSaveable, restore
+from models.cudnn.saveable import CudnnLSTMSaveable, restore
 from tests import cases, cudnn_cases
 from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, LENGTHS, TIME, UNITS, error
 

@@ -6,8 +6,8 @@ do not agree on what a GPU looks like.
 
 import pytest
 
-from harness import clocks
-from harness.proof import TO_HOST_LIMIT, Proof
+from harness.measure import clocks
+from harness.measure.proof import TO_HOST_LIMIT, Proof
 from tests import cases, jax_cases, torch_cases
 
 pytestmark = pytest.mark.gpu

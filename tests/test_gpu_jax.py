@@ -5,9 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from harness import machine
-from harness.proof import Proof
-from models import jax_rows
+from harness.measure.proof import Proof
+from harness.record import machine
+from models.jax import jax_rows
 from tests import cases, jax_cases
 
 pytestmark = pytest.mark.gpu
@@ -39,10 +39,10 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, preci
 
 
 def test_loop_is_seen_where_there_are_more_steps_than_one_iteration_has(monkeypatch):
-    from models import jax_stacks
+    from models.jax import stacks
 
     runtime = jax_cases.make_runtime("gpu", "fp32")
-    monkeypatch.setitem(jax_stacks.UNROLL, "gpu", 2)
+    monkeypatch.setitem(stacks.UNROLL, "gpu", 2)
     trial, reference = jax_cases.language_model("jax_scan", "fp32"), cases.language_model_reference()
     kernel = jax_cases.kernel_of("jax_scan", "cpu")  # the evidence of loops
     for mode in ("train", "forward", "stack"):

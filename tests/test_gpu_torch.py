@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from harness import machine
-from harness.proof import Proof
-from models import torch_rows, weights
+from harness.measure.proof import Proof
+from harness.record import machine
+from models.pytorch import torch_rows
+from models.weights import canonical
 from tests import cases, torch_cases
 
 pytestmark = pytest.mark.gpu
@@ -81,7 +82,7 @@ def test_batch_whose_embedding_gradient_is_sorted_is_captured():
     """Over 3072 tokens PyTorch sorts them, by library calls that have waited for the device in older versions."""
     torch_cases.make_runtime("gpu", "fp32")
     start, batch_size = cases.language_model_start()[0], 400
-    states = weights.random_states(cases.LAYERS, batch_size, cases.UNITS, seed=2)
+    states = canonical.random_states(cases.LAYERS, batch_size, cases.UNITS, seed=2)
     tokens = np.random.default_rng(5).integers(0, cases.VOCABULARY, (3, 2, batch_size, cases.STEPS))
     losses = [
         torch_rows.TORCH_IMPLEMENTATIONS[row]

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from harness import machine
-from harness.clocks import EpochClock
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import fit_rows, torch_rows
+from harness.measure.clocks import EpochClock
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from harness.record import machine
+from models.keras import fit_rows
+from models.pytorch import torch_rows
 from tests import cases, torch_cases
 from tests.models import test_keras_backends
 

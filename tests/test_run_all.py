@@ -19,7 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness import jobs, records, suite
+from harness.record import records
+from harness.run import jobs, suite
 from tests.test_lock import locked
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -220,7 +221,7 @@ def test_wrong_option_is_told_before_the_peers_are_installed(checkout):
 
 def test_tests_need_the_peers_that_fit_the_build_and_no_second_pytorch(checkout):
     checkout.run("--out=one")
-    script = 'set -euo pipefail; root=$1; . "$root/harness/setup_env.sh"; venv_is_current; install_dev; install_dev'
+    script = 'set -euo pipefail; root=$1; . "$root/harness/run/setup_env.sh"; venv_is_current; install_dev; install_dev'
     for build in ("cpu", "cuda"):
         stamp = checkout.root / ".venv" / "lstm-bench-installed"
         names = ("requirements.txt", f"requirements-{build}.txt", f"requirements-{build}.lock")

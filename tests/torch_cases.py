@@ -1,8 +1,8 @@
 """Small cases of the PyTorch rows, for any device; the proof that they go through is tests.cases.prove."""
 
-from harness.proof import Kernel
-from harness.torch_runtime import TorchRuntime
-from models import torch_rows
+from harness.frameworks.pytorch import TorchRuntime
+from harness.measure.proof import Kernel
+from models.pytorch import torch_rows
 from tests import cases
 
 

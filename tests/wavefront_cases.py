@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models import layouts
-from models.wavefront import WavefrontLSTM
+from models.wavefront.layer import WavefrontLSTM
+from models.weights import layouts
 from tests.cudnn_layer_cases import BATCH, FEATURES, UNITS, random, weights
 
 STEP = 1e-30

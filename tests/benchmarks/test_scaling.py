@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import options, records, sweep
+from harness.record import records
+from harness.run import options, sweep
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT / "benchmarks" / "scaling.py"
@@ -63,7 +64,7 @@ def test_reference_is_of_the_batches_that_are_timed():
     weights, states, batches = SCALING.start(c, SCALING.load(c, None))
     found = SCALING.reference(c, SCALING.load(c, None))
     assert set(found) == {"stack_outputs", "stack_gradients", "stack_losses"} and found["stack_losses"].shape == (6,)
-    from models import expected
+    from models.reference import expected
 
     alone = expected.stack(weights, states, [weights["embedding"][batches[5][0]]])
     np.testing.assert_allclose(found["stack_losses"][5], alone["stack_losses"][0])
@@ -99,7 +100,7 @@ def test_two_points_of_two_rows_are_measured_proven_and_drawn(tmp_path):
     for path in (*again.glob("*.md"), *again.glob("*.png")):
         path.unlink()
     blocked = "import sys; sys.modules.update(dict.fromkeys(('tensorflow', 'keras', 'torch', 'jax')))\n"
-    code = f"{blocked}from harness import tables; sys.exit(tables.main([{str(again)!r}]))"
+    code = f"{blocked}from harness.report import tables; sys.exit(tables.main([{str(again)!r}]))"
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True, capture_output=True)
     assert (again / "scaling.md").read_text() == text
     name = "scaling.units.stack.cpu.fp32.png"

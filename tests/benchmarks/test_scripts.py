@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import options, tables
-from harness.proof import Kernel
+from harness.measure.proof import Kernel
+from harness.report import tables
+from harness.run import options
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -71,7 +72,7 @@ def test_list_and_help_start_in_under_a_second_without_any_framework(name, optio
         [sys.executable, "-c", code, str(FOLDER / f"{name}.py"), option], capture_output=True, text=True
     )
     imported = set(ran.stderr.strip("[]\n").replace("'", "").split(", "))
-    assert "harness.benchmark" in imported and not imported & HEAVY
+    assert "harness.run.benchmark" in imported and not imported & HEAVY
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,22 +14,14 @@ import pandas  # noqa: F401 - before the memory is counted
 import tabulate  # noqa: F401
 from matplotlib.backends import backend_agg  # noqa: F401
 
-from harness import (
-    compare,
-    compared,
-    data,
-    intervals,
-    jobs,
-    options,
-    pairing,
-    plots,
-    records,
-    references,
-    schema,
-    suite,
-    tables,
-)
-from models import weights
+from harness.compare import __main__ as compare
+from harness.compare import compared, pairing
+from harness.data import sets
+from harness.measure import references
+from harness.record import intervals, records, schema
+from harness.report import plots, tables
+from harness.run import jobs, options, suite
+from models.weights import canonical
 from tests import record_cases
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Random
@@ -199,7 +191,7 @@ class Idx(Target):
 
     def feed(self, content: tuple[tuple[int, ...], bytes]) -> None:
         shape, raw = content
-        array = data.parse_idx(self.folder / "t10k-images-idx3-ubyte.gz", raw, shape)
+        array = sets.parse_idx(self.folder / "t10k-images-idx3-ubyte.gz", raw, shape)
         assert array.shape == shape and array.dtype == np.uint8
 
 
@@ -219,10 +211,10 @@ class Text(Target):
         return mutations.near(chance, lambda: self.GOOD * chance.choice([1, 3, 30]))
 
     def feed(self, content: bytes) -> None:
-        words = data.parse_text(self.folder / "ptb.train.txt", content)
-        vocabulary = data.build_vocabulary(words)
-        ids = data.encode(words, vocabulary)
-        assert len(ids) == len(words) and ids.min() >= 0 and ids.max() < len(vocabulary) <= data.VOCABULARY
+        words = sets.parse_text(self.folder / "ptb.train.txt", content)
+        vocabulary = sets.build_vocabulary(words)
+        ids = sets.encode(words, vocabulary)
+        assert len(ids) == len(words) and ids.min() >= 0 and ids.max() < len(vocabulary) <= sets.VOCABULARY
 
 
 class CommandLines(Target):
@@ -308,12 +300,12 @@ class Headers(Target):
 class WeightFiles(Target):
     """References (.npz): changed bytes, members and headers; what is read has to be the canonical form or is refused."""
 
-    refusals = (ValueError,)  # of models.weights.check, in one line
+    refusals = (ValueError,)  # of models.weights.canonical.check, in one line
 
     def __init__(self, folder: Path):
         super().__init__(folder)
-        self.shapes = weights.lstm_shapes(3, 2, 1)
-        self.good = {f"weights|{name}": array for name, array in weights.large_random(self.shapes, 1).items()}
+        self.shapes = canonical.lstm_shapes(3, 2, 1)
+        self.good = {f"weights|{name}": array for name, array in canonical.large_random(self.shapes, 1).items()}
         self.good |= {"losses|": np.arange(3.0), "outputs|logits": np.ones((2, 3), np.float32).T}
 
     def make(self, chance: Random) -> bytes:
@@ -352,7 +344,7 @@ class WeightFiles(Target):
             for array in (value.values() if isinstance(value, dict) else [value])
         )
         assert size <= len(content)
-        weights.check(found.get("weights", {}), self.shapes)
+        canonical.check(found.get("weights", {}), self.shapes)
 
 
 def header_of(chance: Random) -> bytes:

@@ -47,7 +47,7 @@ def test_fuzz_finds_a_planted(mistake):
     does, word = PLANTED[mistake]
     program = f"""
 import sys
-from harness import data
+from harness.data import sets as data
 from harness.errors import UserError
 from tests.fuzz import drive
 drive.INPUT_S = 0.3

@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import data, references
-from harness.download import DataError
+from harness.data import sets
+from harness.data.download import DataError
+from harness.data.located import locate
 from harness.errors import UserError
-from harness.located import locate
+from harness.measure import references
 
 PROJECT = Path(__file__).resolve().parents[2]
 NAMES = [
@@ -93,14 +94,14 @@ def test_archive_in_the_place_of_a_data_folder_or_file_is_refused_and_not_unpack
     with pytest.raises(UserError, match="no such folder; expected one that holds mnist/ and ptb/"):
         locate(str(given))
     with pytest.raises(DataError, match="expected"):
-        data.parse_idx(given, content, (2, 28, 28))
+        sets.parse_idx(given, content, (2, 28, 28))
     with pytest.raises(DataError, match=r"is not UTF-8|expected [0-9a-f]{64}, the published ptb"):
         load_as_ptb(given)
 
 
 def load_as_ptb(path: Path) -> None:
-    file = data.PTB.files[0]
-    data.download._load(path, file, data._ptb_file)
+    file = sets.PTB.files[0]
+    sets.download._load(path, file, sets._ptb_file)
 
 
 @pytest.mark.parametrize("kind", [*NAMES[:-1], "symbolic link"])
@@ -189,7 +190,7 @@ WORST = {
 def test_worst_file_of_a_data_set_takes_no_more_than_256_mib(tmp_path, kind):
     """Made in one process, read in another whose address space is limited to what it has and 256 MiB."""
     path = tmp_path / "ptb.train.txt"
-    size = data.PTB.files[0].size
+    size = sets.PTB.files[0].size
     if "60 GB" in kind:
         with path.open("wb") as file:
             file.truncate(60 * 10**9)
@@ -199,7 +200,7 @@ def test_worst_file_of_a_data_set_takes_no_more_than_256_mib(tmp_path, kind):
     reads = f"""
 import resource, sys
 from pathlib import Path
-from harness import data, download
+from harness.data import sets as data; from harness.data import download
 from tests.fuzz.drive import MEMORY, address_space
 resource.setrlimit(resource.RLIMIT_AS, (address_space() + MEMORY,) * 2)
 for file, parse in ((data.PTB.files[0], data._ptb_file), (data.MNIST.files[0], data._mnist_file)):
@@ -223,13 +224,13 @@ except download.DataError:
 
 def test_data_are_taken_by_their_sha256_alone(tmp_path):
     """A text of PTB's size that is as good as any is not PTB."""
-    file = data.PTB.files[2]
+    file = sets.PTB.files[2]
     path = tmp_path / file.name
     path.write_bytes(b"a b\n" * (file.size // 4) + b"a" * (file.size % 4))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(DataError, match=f"sha256 {digest}; expected {file.sha256}"):
-        data.download._load(path, file, data._ptb_file)
-    published = [*data.PTB.files, *data.MNIST.files]
+        sets.download._load(path, file, sets._ptb_file)
+    published = [*sets.PTB.files, *sets.MNIST.files]
     assert len({file.sha256 for file in published}) == 7 and all(
         len(bytes.fromhex(file.sha256)) == 32 for file in published
     )
@@ -237,4 +238,4 @@ def test_data_are_taken_by_their_sha256_alone(tmp_path):
 
 def test_gzip_in_place_of_a_text_is_no_text(tmp_path):
     with pytest.raises(DataError, match="not UTF-8"):
-        data.parse_text(tmp_path, gzip.compress(b"a b\n"))
+        sets.parse_text(tmp_path, gzip.compress(b"a b\n"))

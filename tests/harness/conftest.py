@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import benchmark, records
+from harness.record import records
+from harness.run import benchmark
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +55,6 @@ class Stub:
 def stub(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
     monkeypatch.delenv("LSTM_BENCH_DATA", raising=False)
-    monkeypatch.setattr("harness.machine.packages", dict)
-    monkeypatch.setattr("harness.machine.commit", lambda: {"commit": "c"})
+    monkeypatch.setattr("harness.record.machine.packages", dict)
+    monkeypatch.setattr("harness.record.machine.commit", lambda: {"commit": "c"})
     return Stub(tmp_path)

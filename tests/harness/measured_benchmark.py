@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from harness import benchmark, machine, processes
+from harness.record import machine
+from harness.run import benchmark, processes
 
 # -----
 CONFIG = "small"
@@ -86,8 +87,9 @@ def torch_step(units: int, rounds: int, runtime) -> Callable:
 def run_row(row, c, measurement):
     import numpy as np
 
-    from harness import clocks, runtimes
-    from harness.measurement import OTHERS_NOTE, OTHERS_PERCENT
+    from harness.frameworks import runtimes
+    from harness.measure import clocks
+    from harness.measure.measurement import OTHERS_NOTE, OTHERS_PERCENT
 
     cpu = machine.CpuShare()
     framework = row.split("_")[0]
@@ -157,12 +159,13 @@ if __name__ == "__main__":
     if cores := os.environ.get(CORES):
         os.sched_setaffinity(0, set(map(int, cores.split(","))))
     if "--child" in sys.argv:  # TensorFlow is not started, and nothing proven
-        from harness import measurement, tensorflow_runtime
+        from harness.frameworks import tensorflow
+        from harness.measure import measurement
 
         measurement.matmul_flops = lambda *_: 1e9
         measurement.Measurement = lambda job, data, *_: SimpleNamespace(
             process=job["process"], device=job["device"], precision=job["precision"], data=data
         )
-        tensorflow_runtime.TensorFlowRuntime = lambda *_: None
+        tensorflow.TensorFlowRuntime = lambda *_: None
     processes.draw = lambda *_: []  # compare reads records alone
     sys.exit(benchmark.main(BENCHMARK))

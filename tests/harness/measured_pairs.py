@@ -37,9 +37,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from harness import compare, machine, records, verdicts
+from harness.compare import __main__ as compare
+from harness.compare import verdicts
+from harness.compare.pairing import NOT_ALONE
 from harness.errors import UserError
-from harness.pairing import NOT_ALONE
+from harness.record import machine, records
 from tests.harness.measured_benchmark import CORES, ROUNDS, SIZES, SLOWED_ROUNDS, SLOWED_ROW
 
 SCRIPT = Path(__file__).with_name("measured_benchmark.py")

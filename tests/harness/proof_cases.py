@@ -1,4 +1,4 @@
-"""An honest row of NumPy arrays, and mistakes to plant in it: what the tests of harness/proof.py go through."""
+"""An honest row of NumPy arrays, and mistakes to plant in it: what the tests of harness/measure/proof.py go through."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from harness.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.measure.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 
 SHAPES = {
     "embedding": (11, 4),

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness import benchmark, machine, sweep
+from harness.record import machine
+from harness.run import benchmark, sweep
 
 # -----
 CONFIG = "centre"
@@ -86,9 +87,10 @@ BENCHMARK = benchmark.Benchmark(
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
-        from harness import measurement, tensorflow_runtime
+        from harness.frameworks import tensorflow
+        from harness.measure import measurement
 
-        tensorflow_runtime.TensorFlowRuntime = lambda *_: None
+        tensorflow.TensorFlowRuntime = lambda *_: None
         measurement.matmul_flops = lambda *_: note("matmul") or 1e9
         measurement.Measurement = lambda job, data, *_: SimpleNamespace(process=job["process"], data=data)
     sys.exit(sweep.main(BENCHMARK))

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from harness import axes, cautions, compare, curves, layouts, tables
+from harness.compare import __main__ as compare
 from harness.errors import UserError
-from harness.schema import RecordError
+from harness.record.schema import RecordError
+from harness.report import axes, cautions, curves, layouts, tables
 from tests.table_cases import lines_of, make, run_of
 
 AXES = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.batches import language_model_batches, language_model_tail, sentence_batches
+from harness.data.batches import language_model_batches, language_model_tail, sentence_batches
 from harness.errors import UserError
 
 

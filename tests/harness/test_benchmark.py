@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import intervals, records, schema
-from harness.rounds import BUDGET_NOTE
+from harness.record import intervals, records, schema
+from harness.record.rounds import BUDGET_NOTE
 
 
 def named(page: Path) -> list[str]:

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from harness import records
-from harness.benchmark import main
+from harness.record import records
+from harness.run.benchmark import main
 
 
 def refusal(capfd, status: int) -> str:
@@ -83,7 +83,7 @@ def test_a_corrupt_record_is_named_by_resume_and_replaced_without_it(stub, capfd
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(stub, capfd, monkeypatch):
-    monkeypatch.setattr("harness.machine.gpu_count", lambda: 0)
+    monkeypatch.setattr("harness.record.machine.gpu_count", lambda: 0)
     line = refusal(capfd, main(stub.module.BENCHMARK, ["--device=gpu", f"--out={stub.out}"]))
     assert "--device=gpu" in line and "--device=cpu" in line
     assert stub.starts() == [] and not stub.out.exists()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import cautions, tables
-from harness.provenance import throttling
-from harness.rounds import BUDGET_NOTE
+from harness.record.provenance import throttling
+from harness.record.rounds import BUDGET_NOTE
+from harness.report import cautions, tables
 from tests.table_cases import LAYOUT, lines_of, make, page_of
 
 PROJECT = Path(__file__).resolve().parents[2]

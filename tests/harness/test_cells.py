@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness import cells
 from harness.errors import UserError
+from harness.report import cells
 
 RANGE = {"median": 10.0, "min": 9.0, "max": 12.0}
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import clocks
+from harness.measure import clocks
 
 PROTOCOL = dict(warmup_batches=10, warmup_limit_s=3.0, timed_batches=50, blocks=3, min_block_s=0.25)
 

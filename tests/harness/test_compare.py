@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import compare, measurement, records, schema
+from harness.compare import __main__ as compare
+from harness.measure import measurement
+from harness.record import records, schema
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -555,7 +557,7 @@ def test_nothing_in_a_record_breaks_the_markdown(compared):
 def test_help_needs_the_standard_library_alone_and_a_comparison_no_framework(tmp_path):
     runs = run_of(tmp_path / "before", *four()), run_of(tmp_path / "after", *four(slow=1.2))
     code = (
-        "import sys\nfrom harness import compare\nstatus = compare.main(sys.argv[1:])\n"
+        "import sys\nfrom harness.compare import __main__ as compare\nstatus = compare.main(sys.argv[1:])\n"
         "print(*sorted({'tensorflow', 'keras', 'torch', 'jax', 'numpy', 'scipy'} & set(sys.modules)), file=sys.stderr)\n"
         "sys.exit(status)"
     )

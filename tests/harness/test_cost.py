@@ -18,7 +18,9 @@ import numpy as np
 import psutil
 import pytest
 
-from harness import clocks, jobs, records
+from harness.measure import clocks
+from harness.record import records
+from harness.run import jobs
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHARE = 0.01  # of a timed block that the harness may take
@@ -155,9 +157,9 @@ SCRIPTS = sorted({name for name, _ in jobs.JOBS["quick"]})
 
 
 @pytest.mark.parametrize("command", [
-    ["./run_all.sh", "--no-install", "--list"], [sys.executable, "-m", "harness.suite", "--list"],
+    ["./run_all.sh", "--no-install", "--list"], [sys.executable, "-m", "harness.run.suite", "--list"],
     *([sys.executable, f"benchmarks/{name}.py", "--list"] for name in SCRIPTS),
-], ids=["run_all.sh", "harness.suite", *SCRIPTS])  # fmt: skip
+], ids=["run_all.sh", "harness.run.suite", *SCRIPTS])  # fmt: skip
 def test_list_takes_less_than_half_a_second(command):
     environment = {**os.environ, "PYTHON": sys.executable}
     assert processor_s(command, tries=3, cwd=PROJECT, env=environment) < 0.5
@@ -191,7 +193,7 @@ def run_of_100_rows(folder: Path) -> Path:
 
 def test_all_tables_and_plots_of_100_rows_are_drawn_in_less_than_3_s(tmp_path):
     run = run_of_100_rows(tmp_path)
-    taken = processor_s([sys.executable, "-m", "harness.tables", str(run)], tries=2, cwd=PROJECT)
+    taken = processor_s([sys.executable, "-m", "harness.report.tables", str(run)], tries=2, cwd=PROJECT)
     pages, plots = list(run.glob("*.md")), list(run.glob("*.png"))
     assert len(pages) >= 3 and len(plots) >= 5
     assert sum(page.read_text().count("\n| ") for page in pages) > 100

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import data
-from harness.batches import language_model_batches
-from harness.data import DataError, File, Published, parse_idx, parse_text
+from harness.data import sets
+from harness.data.batches import language_model_batches
+from harness.data.located import ENVIRONMENT, locate
+from harness.data.sets import DataError, File, Published, parse_idx, parse_text
 from harness.errors import UserError
-from harness.located import ENVIRONMENT, locate
 
 PATH = Path("folder/some.gz")
 SHAPE = (5, 3, 2)
@@ -38,9 +38,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(data, "PROJECT_DATA", tmp_path / "data")
-    monkeypatch.setattr(data, "MNIST", data.MNIST._replace(mirrors=NOWHERE))
-    monkeypatch.setattr(data, "PTB", data.PTB._replace(mirrors=NOWHERE))
+    monkeypatch.setattr(sets, "PROJECT_DATA", tmp_path / "data")
+    monkeypatch.setattr(sets, "MNIST", sets.MNIST._replace(mirrors=NOWHERE))
+    monkeypatch.setattr(sets, "PTB", sets.PTB._replace(mirrors=NOWHERE))
     return tmp_path / "data"
 
 
@@ -52,16 +52,16 @@ def small(elsewhere, monkeypatch, tmp_path):
         "mnist": [gzip.compress(idx(array), mtime=0) for array in (PIXELS, labels, PIXELS[:2], labels[:2])],
         "ptb": [b" a b a \n a <unk> N \n", b" b a \n", b" N \n b \n"],
     }
-    names = {"mnist": [file.name for file in data.MNIST.files], "ptb": [file.name for file in data.PTB.files]}
+    names = {"mnist": [file.name for file in sets.MNIST.files], "ptb": [file.name for file in sets.PTB.files]}
     shapes = zip(names["mnist"], (SHAPE, (5,), (2, 3, 2), (2,)), strict=True)
-    monkeypatch.setattr(data, "MNIST_SHAPES", dict(shapes))
+    monkeypatch.setattr(sets, "MNIST_SHAPES", dict(shapes))
     for name, raws in contents.items():
         (tmp_path / "given" / name).mkdir(parents=True)
         files = []
         for file, raw in zip(names[name], raws, strict=True):
             (tmp_path / "given" / name / file).write_bytes(raw)
             files.append(File(file, len(raw), hashlib.sha256(raw).hexdigest()))
-        monkeypatch.setattr(data, name.upper(), Published(name, tuple(files), NOWHERE))
+        monkeypatch.setattr(sets, name.upper(), Published(name, tuple(files), NOWHERE))
     return tmp_path / "given"
 
 
@@ -184,21 +184,21 @@ def test_bad_text_is_an_error_with_path_found_and_expected(raw, message):
 
 
 def test_sets_of_a_given_folder_are_real_and_their_facts_hold_no_path(small, monkeypatch):
-    mnist, ptb = data.mnist(*locate(str(small))), data.ptb(small)
+    mnist, ptb = sets.mnist(*locate(str(small))), sets.ptb(small)
     assert np.array_equal(mnist.x_train, PIXELS) and mnist.y_test.tolist() == [3, 1]
     assert ptb.vocabulary == ["a", "<eos>", "<unk>", "N", "b"]  # train has them 3, 2, 1, 1 and 1 times
     assert [part.tolist() for part in ptb[1:3]] == [[4, 0, 1], [3, 1, 4, 1]]
     for facts in (mnist.facts, ptb.facts):
         assert (facts["source"], facts["where"], facts["reason"], facts["notes"]) == ("real", "--data", "", [])
         assert str(small.parent) not in json.dumps(facts)
-    assert mnist.facts["sha256"] == {file.name: file.sha256 for file in data.MNIST.files}
+    assert mnist.facts["sha256"] == {file.name: file.sha256 for file in sets.MNIST.files}
     monkeypatch.setenv(ENVIRONMENT, str(small))
-    assert data.mnist().facts["where"] == "LSTM_BENCH_DATA"
+    assert sets.mnist().facts["where"] == "LSTM_BENCH_DATA"
 
 
 def test_given_folder_without_the_set_is_a_user_error_and_never_the_embedded_set(small, tmp_path):
     (tmp_path / "bare").mkdir()
-    for read in (data.mnist, data.ptb):
+    for read in (sets.mnist, sets.ptb):
         with pytest.raises(UserError, match=r"^--data: .*bare lacks .*; expected .* in .*bare itself"):
             read(tmp_path / "bare")
 
@@ -207,12 +207,12 @@ def test_label_over_nine_is_an_error(small, monkeypatch):
     path = small / "mnist" / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(idx(np.array([3, 10], np.uint8))))
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz: label 10; expected labels from 0 to 9"):
-        data.mnist(small)
+        sets.mnist(small)
 
 
 def test_own_copy_is_found_in_data(small, elsewhere):
     small.rename(elsewhere)
-    assert data.mnist().facts["where"] == data.ptb().facts["where"] == "data/"
+    assert sets.mnist().facts["where"] == sets.ptb().facts["where"] == "data/"
 
 
 def write_keras_cache(tmp_path, monkeypatch, **changed):
@@ -220,37 +220,37 @@ def write_keras_cache(tmp_path, monkeypatch, **changed):
     path = tmp_path / "keras" / "datasets" / "mnist.npz"
     path.parent.mkdir(parents=True)
     np.savez(path, **(arrays | changed))
-    monkeypatch.setattr(data, "KERAS_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(sets, "KERAS_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     return path
 
 
 def test_keras_cache_is_used_when_data_has_nothing(elsewhere, tmp_path, monkeypatch):
     write_keras_cache(tmp_path, monkeypatch)
-    mnist = data.mnist()
+    mnist = sets.mnist()
     assert np.array_equal(mnist.x_train, PIXELS) and np.array_equal(mnist.y_test, PIXELS[:2, 0, 0])
     assert (mnist.facts["where"], mnist.facts["source"]) == ("keras cache", "real")
-    assert mnist.facts["sha256"] == {"mnist.npz": data.KERAS_SHA256}
+    assert mnist.facts["sha256"] == {"mnist.npz": sets.KERAS_SHA256}
 
 
 def test_keras_cache_with_pickles_is_never_unpickled(elsewhere, tmp_path, monkeypatch):
     write_keras_cache(tmp_path, monkeypatch, x_train=np.array([Path("a"), {}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        data.mnist()
+        sets.mnist()
 
 
 def test_other_file_in_the_keras_cache_is_passed_over_noted_and_left_alone(elsewhere, tmp_path, monkeypatch):
     path = write_keras_cache(tmp_path, monkeypatch)
     path.write_bytes(b"other")
-    mnist = data.mnist()
+    mnist = sets.mnist()
     assert mnist.facts["source"] == "embedded" and path.read_bytes() == b"other"
     assert mnist.facts["notes"] == [
         f"Keras' cached mnist.npz was passed over: sha256 {hashlib.sha256(b'other').hexdigest()}, "
-        f"expected {data.KERAS_SHA256}"
+        f"expected {sets.KERAS_SHA256}"
     ]
 
 
 def test_without_any_real_set_the_embedded_ones_are_taken_and_say_why(elsewhere):
-    for read, name in ((data.mnist, "train-images-idx3-ubyte.gz"), (data.ptb, "ptb.train.txt")):
+    for read, name in ((sets.mnist, "train-images-idx3-ubyte.gz"), (sets.ptb, "ptb.train.txt")):
         facts = read().facts
         assert facts["source"] == "embedded"
         assert facts["reason"] == f"{name} could not be downloaded: Connection refused (127.0.0.1:1, 127.0.0.1:1)"
@@ -258,8 +258,8 @@ def test_without_any_real_set_the_embedded_ones_are_taken_and_say_why(elsewhere)
 
 
 def test_reading_data_imports_neither_frameworks_nor_scikit_learn():
-    code = "import sys, harness.data as data; data.synthetic(100); data.ptb(None, True); print(*sys.modules)"
-    root = Path(data.__file__).parents[1]
+    code = "import sys, harness.data.sets as data; data.synthetic(100); data.ptb(None, True); print(*sys.modules)"
+    root = Path(sets.__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in run.stdout.split()}
     assert "numpy" in loaded
@@ -270,7 +270,7 @@ def test_reading_data_imports_neither_frameworks_nor_scikit_learn():
 
 
 def test_embedded_digits_have_the_form_of_mnist_and_are_the_same_every_time():
-    mnist = data.mnist(None, "no network")
+    mnist = sets.mnist(None, "no network")
     assert mnist.x_train.shape == (1497, 28, 28) and mnist.x_test.shape == (300, 28, 28)
     assert {array.dtype for array in mnist[:4]} == {np.dtype(np.uint8)}
     assert mnist.x_train.min() == 0 and mnist.x_train.max() == 255
@@ -284,7 +284,7 @@ def test_embedded_digits_have_the_form_of_mnist_and_are_the_same_every_time():
 
 
 def test_embedded_digits_are_told_apart_by_their_pixels():
-    mnist = data.mnist(None, True)
+    mnist = sets.mnist(None, True)
     means = np.stack([mnist.x_train[mnist.y_train == digit].mean(axis=0) for digit in range(10)])  # [10, 28, 28]
     distance = ((mnist.x_test[:, None].astype(float) - means) ** 2).sum(axis=(2, 3))
     assert np.mean(distance.argmin(axis=1) == mnist.y_test) > 0.8
@@ -293,7 +293,7 @@ def test_embedded_digits_are_told_apart_by_their_pixels():
 def test_embedded_text_is_pythons_own_split_in_ten_and_the_same_every_time():
     from pydoc_data.topics import topics
 
-    ptb = data.ptb(None, True)
+    ptb = sets.ptb(None, True)
     words = sum(map(len, ptb[:3]))
     assert np.cumsum([len(part) for part in ptb[:3]]).tolist() == [words * 8 // 10, words * 9 // 10, words]
     assert all(part.dtype == np.int32 and part.min() >= 0 for part in ptb[:3])
@@ -301,7 +301,7 @@ def test_embedded_text_is_pythons_own_split_in_ten_and_the_same_every_time():
     assert {"<eos>", "<unk>", "the", "python"} <= set(ptb.vocabulary)
     text = "\n".join(topics[name] for name in sorted(topics))
     assert ptb.facts["sha256"] == {"pydoc_data.topics": hashlib.sha256(text.encode()).hexdigest()}
-    assert np.array_equal(ptb.train, data.ptb(None, True).train)
+    assert np.array_equal(ptb.train, sets.ptb(None, True).train)
 
 
 # words
@@ -309,14 +309,14 @@ def test_embedded_text_is_pythons_own_split_in_ten_and_the_same_every_time():
 
 def test_vocabulary_is_ordered_by_count_then_word_and_counts_the_rest_as_unk():
     words = ["b", "b", "b", "a", "a", "c", "c", "d", "e", "<unk>"]
-    assert data.build_vocabulary(words) == ["b", "a", "c", "<unk>", "d", "e"]
-    assert data.build_vocabulary(words, 4) == ["<unk>", "b", "a", "c"]
-    assert data.build_vocabulary(["c", "b", "a"], 2) == ["<unk>", "a"]
-    assert data.build_vocabulary(["a"]) == ["a", "<unk>"]
+    assert sets.build_vocabulary(words) == ["b", "a", "c", "<unk>", "d", "e"]
+    assert sets.build_vocabulary(words, 4) == ["<unk>", "b", "a", "c"]
+    assert sets.build_vocabulary(["c", "b", "a"], 2) == ["<unk>", "a"]
+    assert sets.build_vocabulary(["a"]) == ["a", "<unk>"]
 
 
 def test_words_that_are_not_in_the_vocabulary_become_unk():
-    ids = data.encode(["a", "z", "b", "<unk>"], ["b", "<unk>", "a"])
+    ids = sets.encode(["a", "z", "b", "<unk>"], ["b", "<unk>", "a"])
     assert ids.tolist() == [2, 1, 0, 1] and ids.dtype == np.int32
 
 
@@ -324,16 +324,16 @@ def test_words_that_are_not_in_the_vocabulary_become_unk():
 
 
 def test_random_words_are_as_many_as_ptbs_of_the_whole_vocabulary_and_the_same_every_time():
-    text = data.random_words(35000, seed=1)
+    text = sets.random_words(35000, seed=1)
     assert [len(part) for part in text[:3]] == [929_589, 73_760, 82_430]
     assert (text.train.dtype, text.train.min(), text.train.max()) == (np.int32, 0, 34999)
     assert np.abs(np.bincount(text.train) - 929_589 / 35000).max() < 40, "alike"
-    np.testing.assert_array_equal(text.train, data.random_words(35000, seed=1).train)
+    np.testing.assert_array_equal(text.train, sets.random_words(35000, seed=1).train)
     assert text.facts["source"] == "generated" and text.facts["seed"] == 1
 
 
 def test_synthetic_set_is_split_balanced_and_repeatable():
-    first, again, other = data.synthetic(), data.synthetic(seed=0), data.synthetic(seed=1)
+    first, again, other = sets.synthetic(), sets.synthetic(seed=0), sets.synthetic(seed=1)
     assert [len(part) for part in first[:6]] == [8000, 8000, 1000, 1000, 1000, 1000]
     assert first.x_train.shape[1:] == (10, 2) and first.x_train.dtype == np.float32
     assert first.y_test.dtype == np.int32 and set(first.y_test) == {0, 1}
@@ -344,7 +344,7 @@ def test_synthetic_set_is_split_balanced_and_repeatable():
 
 def test_synthetic_labels_follow_the_formula_but_for_the_stated_noise():
     """Written out step by step from the docstring's formula."""
-    found = data.synthetic(500, time_steps=6, seed=3)
+    found = sets.synthetic(500, time_steps=6, seed=3)
     x = np.concatenate([found.x_train, found.x_valid, found.x_test])
     y = np.concatenate([found.y_train, found.y_valid, found.y_test])
     differ = 0
@@ -359,7 +359,7 @@ def test_synthetic_labels_follow_the_formula_but_for_the_stated_noise():
 
 
 def test_synthetic_task_is_out_of_reach_of_a_linear_model():
-    found = data.synthetic()
+    found = sets.synthetic()
     flat = [np.c_[x.reshape(len(x), -1), np.ones(len(x))] for x in (found.x_train, found.x_test)]
     weights = np.linalg.lstsq(flat[0], found.y_train - 0.5, rcond=None)[0]
     assert 0.6 < np.mean((flat[1] @ weights > 0) == found.y_test) < 0.75
@@ -368,7 +368,7 @@ def test_synthetic_task_is_out_of_reach_of_a_linear_model():
 @pytest.mark.parametrize(("num_sequences", "time_steps"), [(9, 10), (100, 1)])
 def test_synthetic_set_that_is_too_small_is_a_user_error(num_sequences, time_steps):
     with pytest.raises(UserError, match="expected 10 of 2 or more"):
-        data.synthetic(num_sequences, time_steps)
+        sets.synthetic(num_sequences, time_steps)
 
 
 # the published sets
@@ -381,7 +381,7 @@ real = pytest.mark.skipif(
 
 @real
 def test_real_mnist_has_its_published_shape_and_statistics():
-    mnist = data.mnist()
+    mnist = sets.mnist()
     assert mnist.facts["source"] == "real" and mnist.facts["where"] == ENVIRONMENT
     assert mnist.x_train.shape == (60_000, 28, 28) and mnist.x_test.shape == (10_000, 28, 28)
     assert mnist.y_train.shape == (60_000,) and mnist.y_test.shape == (10_000,)
@@ -392,7 +392,7 @@ def test_real_mnist_has_its_published_shape_and_statistics():
 
 @real
 def test_real_ptb_has_its_published_numbers_of_words():
-    ptb = data.ptb()
+    ptb = sets.ptb()
     assert ptb.facts["source"] == "real"
     assert [len(part) for part in ptb[:3]] == [929_589, 73_760, 82_430]
     assert len(ptb.vocabulary) == 10_000 and ptb.vocabulary[:4] == ["the", "<unk>", "<eos>", "N"]

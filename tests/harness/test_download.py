@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.download import DataError, File, Limits, Published, Unavailable, fetch, find
+from harness.data.download import DataError, File, Limits, Published, Unavailable, fetch, find
 from harness.errors import UserError
 
 CONTENT = bytes(range(256)) * 400  # 102,400 bytes, more than one piece

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import child, intervals, machine, records, suite
 from harness.errors import UserError
+from harness.record import intervals, machine, records
+from harness.run import child, suite
 from tests.harness.test_suite import HEADER, NAMES
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ def test_rows_without_space_for_their_files_or_their_result_say_so_and_harm_no_o
 
 
 def test_a_read_only_file_system_is_refused_before_any_row_starts(stub, capfd):
-    from harness import benchmark
+    from harness.run import benchmark
 
     for folder in ("/proc/lstm-run", "/sys/lstm-run"):  # where nobody can make a folder, root neither
         assert benchmark.main(stub.module.BENCHMARK, ["--device=cpu", f"--out={folder}"]) == 2
@@ -160,7 +161,7 @@ def test_a_clock_that_is_set_back_between_processes_changes_dates_and_nothing_el
 
 HOLDS = """
 import sys, time
-from harness import records
+from harness.record import records
 run = records.open_run(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)
@@ -186,12 +187,12 @@ def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path):
 TRIES = """
 import os, subprocess, sys
 from pathlib import Path
-from harness import records
+from harness.record import records
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
 here = Path(__file__)
-code = "import sys; from harness import records; records.open_run(sys.argv[1])"
+code = "import sys; from harness.record import records; records.open_run(sys.argv[1])"
 def stranger():
     kept = {key: value for key, value in os.environ.items() if key != records.LOCK}
     return subprocess.run([sys.executable, "-c", code, out], env=kept, capture_output=True, text=True).stderr
@@ -233,9 +234,7 @@ def test_the_suite_holds_the_run_from_its_first_script_to_its_last(scripts):
 def test_a_killed_suite_takes_its_script_with_it_and_frees_the_run(scripts):
     (scripts / "mnist.waits").touch()
     out = scripts.parent / "out"
-    code = (
-        "import sys; from pathlib import Path; from harness import suite; suite.main(sys.argv[2:], Path(sys.argv[1]))"
-    )
+    code = "import sys; from pathlib import Path; from harness.run import suite; suite.main(sys.argv[2:], Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(scripts), "--only=mnist", "--device=cpu", f"--out={out}"]
     killed = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL)
     pid = int(wait_for(lambda: (scripts / "waiting").exists() and (scripts / "waiting").read_text()))
@@ -328,7 +327,7 @@ def test_the_suite_leaves_no_folder_behind_when_its_first_script_refuses_its_inp
 FILLS = """
 import sys
 from pathlib import Path
-from harness import benchmark, records
+from harness.run import benchmark; from harness.record import records
 from harness.errors import CrashError
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from harness import records
+from harness.record import records
 
 KILLS = 50
 RUNS = 5  # over which they are spread
@@ -113,7 +113,7 @@ def test_a_file_is_whole_whatever_touch_of_the_folder_was_the_last(stub):
     """Every single one of them while records are written: the folder opens again, and each record is there or not."""
     script = stub.folder / "write.py"
     script.write_text(
-        "import sys\nfrom harness import records\nfrom tests.record_cases import make\n"
+        "import sys\nfrom harness.record import records\nfrom tests.record_cases import make\n"
         "with records.open_run(sys.argv[1]) as run:\n"
         "    for row in 'ab':\n        records.write_record(run, make(row=row))\n"
     )

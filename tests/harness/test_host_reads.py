@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import host_reads, machine, runtimes
+from harness.frameworks import runtimes
+from harness.measure import host_reads
+from harness.record import machine
 from tests import cases, jax_cases, torch_cases
 
 
@@ -168,7 +170,7 @@ def test_jax_is_not_woken_by_the_rows_of_other_frameworks(name):
     pytest.importorskip("jax"), pytest.importorskip(name)
     code = (
         "import json, os, sys\n"
-        "from harness import host_reads, runtimes\n"
+        "from harness.measure import host_reads; from harness.frameworks import runtimes\n"
         f"runtime = runtimes.make({name!r}, 'cpu', 'fp32', 1)\n"
         "import jax\n"
         "from jax._src import xla_bridge\n"
@@ -198,8 +200,8 @@ def test_user_who_asks_jax_to_preallocate_is_heard(monkeypatch):
 
 @pytest.mark.parametrize("size", [1, runtimes.SMALL_COPY, runtimes.SMALL_COPY + 1, 10**6])
 def test_conditions_of_loops_are_no_bytes_and_tensors_are(size):
-    from harness.tensorflow_runtime import bytes_to_host
-    from harness.torch_runtime import _bytes_to_host
+    from harness.frameworks.pytorch import _bytes_to_host
+    from harness.frameworks.tensorflow import bytes_to_host
 
     def write(path):
         events = [{"name": "Memcpy DtoH (Device -> Pinned)", "args": {"bytes": size}}] * 2

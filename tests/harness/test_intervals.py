@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import intervals, rounds
+from harness.record import intervals, rounds
 
 DRAWS = 4000
 BETWEEN, WITHIN = 0.03, 0.003  # standard deviations of the logarithms: processes ten times as far apart as their blocks

@@ -10,10 +10,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from harness import machine
 from harness.errors import UserError
-from harness.jax_runtime import JaxRuntime, _ops_of
-from harness.proof import count_of
+from harness.frameworks.jax import JaxRuntime, _ops_of
+from harness.measure.proof import count_of
+from harness.record import machine
 from tests import jax_cases
 
 jax = pytest.importorskip("jax")
@@ -57,7 +57,7 @@ def test_products_are_tf32_under_tf32_alone():
 def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow(runtime):
     found = in_a_process_of_its_own(
         "import glob, json, os, sys\n"
-        "from harness import runtimes\n"
+        "from harness.frameworks import runtimes\n"
         "runtime = runtimes.make('jax', 'cpu', 'fp32', 1)\n"
         "import keras\n"
         "names = [open(path).read().strip() for path in glob.glob('/proc/self/task/*/comm')]\n"

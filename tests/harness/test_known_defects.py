@@ -1,7 +1,7 @@
 """The defects that LSTM benchmarks were published with: each has a wrong implementation here that the suite marks failed.
 
 DEFECTS says where. Those that no proof of numbers can see have theirs below: a clock that stops too early, a step that
-brings tensors to the host, an id that is no word. Every model goes through harness.measurement.Measurement, as a row's
+brings tensors to the host, an id that is no word. Every model goes through harness.measure.measurement.Measurement, as a row's
 process does, in the framework that the defect was found in.
 """
 
@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import clocks, measurement, references, runtimes
-from harness.proof import TO_HOST_LIMIT, Proof
-from models import expected, stacks
+from harness.frameworks import runtimes
+from harness.measure import clocks, measurement, references
+from harness.measure.proof import TO_HOST_LIMIT, Proof
+from models.reference import expected
+from models.tf import stacks
 from tests import cases, jax_cases, torch_cases
 from tests.harness.test_planted_mistakes import MISTAKES
 
@@ -118,13 +120,13 @@ def tensorflow_trial():
 
 
 def torch_trial(row: str = "torch_lstm"):
-    from models import torch_rows
+    from models.pytorch import torch_rows
 
     return torch_cases.language_model(row, "fp32"), torch_rows.TORCH_IMPLEMENTATIONS[row]
 
 
 def jax_trial():
-    from models import jax_rows
+    from models.jax import jax_rows
 
     pytest.importorskip("jax")
     return jax_cases.language_model("jax_scan", "fp32"), jax_rows.JAX_IMPLEMENTATIONS["jax_scan"]
@@ -145,7 +147,7 @@ def test_row_as_it_is_reads_nothing_and_leaves_nothing_running(parts_of, framewo
 
 
 def test_scripted_lstm_that_never_updates_its_state_is_failed(parts_of, monkeypatch):
-    from models.torch_stacks import ScriptedPrimitiveStack
+    from models.pytorch.stacks import ScriptedPrimitiveStack
     from tests.models.test_torch_mistakes import ForgetfulLSTM
 
     monkeypatch.setattr(ScriptedPrimitiveStack, "unrolled", ForgetfulLSTM)
@@ -285,7 +287,7 @@ def test_copies_that_the_profiler_saw_fail_the_row_from_a_kilobyte_on(copied, fa
 def test_id_that_is_no_word_stops_the_reference_and_so_every_row():
     start, states, batches = cases.language_model_start()
     wrong = [(np.where(tokens == tokens.max(), cases.VOCABULARY, tokens), targets) for tokens, targets in batches]
-    from models.reference_networks import Adam
+    from models.reference.networks import Adam
 
     with pytest.raises(ValueError, match=f"token {cases.VOCABULARY} given"):
         expected.language_model("mean", Adam(1e-3), start, states, wrong, carry_states=False)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from harness.data.located import ENVIRONMENT, locate
 from harness.errors import UserError
-from harness.located import ENVIRONMENT, locate
 
 
 def test_option_comes_before_the_environment_and_the_environment_before_the_search(tmp_path, monkeypatch):

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from harness import machine
+from harness.record import machine
 
 
 class FakeNvml:
-    """The part of pynvml that harness.machine reads, with the answers of one H200; counts what is opened and closed."""
+    """The part of pynvml that harness.record.machine reads, with the answers of one H200; counts what is opened and closed."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -137,7 +137,7 @@ def test_facts_of_a_machine_without_a_gpu(no_nvml, fresh_facts):
 ])  # fmt: skip
 def test_variables_that_steer_a_framework_are_facts_and_secrets_are_not(name, steers):
     """In a process of its own: they are read once, before a framework may have added its own."""
-    code = "import json; from harness import machine; print(json.dumps(machine.facts('cpu')['variables']))"
+    code = "import json; from harness.record import machine; print(json.dumps(machine.facts('cpu')['variables']))"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(machine.PROJECT), name: "1"}
     if name == "LD_PRELOAD":
         environment[name] = ""  # of a library that is not there the loader complains

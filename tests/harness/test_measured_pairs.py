@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from harness import machine, pairing, records, schema
+from harness.compare import pairing
 from harness.errors import UserError
+from harness.record import machine, records, schema
 from tests.harness import measured_benchmark, measured_pairs
 from tests.record_cases import make
 

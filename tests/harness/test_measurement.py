@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement, schema
+from harness.measure import measurement
+from harness.record import machine, schema
 from tests.record_cases import make
 
 PROTOCOL = {"WARMUP_BATCHES": 4, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 3, "BLOCKS": 2, "MIN_BLOCK_S": 0.0}

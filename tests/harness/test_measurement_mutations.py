@@ -1,4 +1,5 @@
-"""No row is "ok" without its proof: whichever check harness/measurement.py leaves out, a row with that mistake comes out ok.
+"""No row is "ok" without its proof: whichever check harness/measure/measurement.py leaves out, a row with "
+"that mistake comes out ok.
 
 The row is proof_cases.FakeRow as a trial of its own framework, which counts no time: a case takes milliseconds.
 """
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import clocks, machine, measurement, references, runtimes
-from harness.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
+from harness.frameworks import runtimes
+from harness.measure import clocks, measurement, references
+from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
+from harness.record import machine
 from tests.harness import mutants
 from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
 
@@ -229,7 +232,7 @@ def test_step_may_copy_the_lengths_that_its_evidence_names_once_per_pass(parts, 
     ("row", "calls"), [("jax_cudnn", 3), ("keras_jax_cudnn", 3), ("jax_scan", 0), ("keras_jax", 0)]
 )
 def test_rows_that_call_cudnn_under_jax_may_copy_the_lengths_in_every_layer(row, calls):
-    from models.jax_rows import JAX_IMPLEMENTATIONS
+    from models.jax.jax_rows import JAX_IMPLEMENTATIONS
 
     assert Kernel(**JAX_IMPLEMENTATIONS[row].evidence(3, 50, "gpu")).calls_copying_lengths == calls
 

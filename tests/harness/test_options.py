@@ -1,4 +1,4 @@
-"""Headers, command lines and their resolution: harness/options.py."""
+"""Headers, command lines and their resolution: harness/run/options.py."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import options as opt
 from harness.errors import UserError
+from harness.run import options as opt
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in ROOT.glob("benchmarks/*.py") if path.name != "__init__.py")
@@ -426,7 +426,7 @@ def test_example_and_choices_of_a_limit_are_within_it(name, limit):
 
 
 def test_importing_needs_the_standard_library_only():
-    code = "import sys; before = set(sys.modules); import harness.options; print(*set(sys.modules) - before)"
+    code = "import sys; before = set(sys.modules); import harness.run.options; print(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {name.partition(".")[0] for name in loaded.split()} <= sys.stdlib_module_names | {"harness"}
 

@@ -1,6 +1,7 @@
 """Mistakes that LSTM benchmarks have been made with, planted in the real models: each must come out failed, by name.
 
-Every model goes through harness.measurement.Measurement as a row's process does: proven, timed, made into a part of a record.
+Every model goes through harness.measure.measurement.Measurement as a row's process does: proven, timed, made into a
+part of a record.
 """
 
 from types import SimpleNamespace
@@ -8,15 +9,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement, references, runtimes
-from models import expected, stacks, weights
-from models.reference_networks import Adam
+from harness.frameworks import runtimes
+from harness.measure import measurement, references
+from harness.record import machine
+from models.reference import expected
+from models.reference.networks import Adam
+from models.tf import stacks
+from models.weights import canonical
 
 VOCABULARY, EMBEDDING, UNITS, NUM_LAYERS, BATCH_SIZE, TIME_STEPS = 50, 12, 16, 2, 4, 5
 LEARNING_RATE, LOSS_SCALE = 1e-3, 1024.0
-SHAPES = weights.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, NUM_LAYERS)
-WEIGHTS = weights.large_random(SHAPES, seed=1)
-STATES = weights.random_states(NUM_LAYERS, BATCH_SIZE, UNITS, seed=1)
+SHAPES = canonical.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, NUM_LAYERS)
+WEIGHTS = canonical.large_random(SHAPES, seed=1)
+STATES = canonical.random_states(NUM_LAYERS, BATCH_SIZE, UNITS, seed=1)
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, size=(8, 2, BATCH_SIZE, TIME_STEPS))
 BATCHES = [tuple(pair) for pair in TOKENS]
 DTYPES = {"fp32": "float32", "fp16": "float16"}
@@ -54,7 +59,7 @@ def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer
     """The row's own model, with another network class, stack or optimizer where a mistake is planted there."""
     import keras
 
-    from models.language_model import LanguageModel
+    from models.tf.language_model import LanguageModel
 
     made = stacks.IMPLEMENTATIONS[row]
     stack = stack or made.stack(WEIGHTS, NUM_LAYERS, DTYPES[precision])
@@ -91,7 +96,7 @@ def test_row_that_was_not_alone_on_the_processors_says_so(measure, monkeypatch, 
 def mistake_gates_i_and_f_swapped():
     import tensorflow as tf
 
-    from models.basic_cell import UnrolledLSTM
+    from models.tf.basic_cell import UnrolledLSTM
 
     class Swapped(UnrolledLSTM):
         def _cast(self, variable):
@@ -104,7 +109,7 @@ def mistake_gates_i_and_f_swapped():
 def mistake_time_major_outputs_against_batch_major_labels():
     import tensorflow as tf
 
-    from models.language_model import LanguageModel
+    from models.tf.language_model import LanguageModel
 
     class TimeMajor(LanguageModel):
         def _head(self, hidden, *arguments):
@@ -114,7 +119,7 @@ def mistake_time_major_outputs_against_batch_major_labels():
 
 
 def mistake_training_that_runs_forward_only():
-    from models.language_model import LanguageModel
+    from models.tf.language_model import LanguageModel
 
     class ForwardOnly(LanguageModel):
         def _train_step(self, tokens, targets, states):
@@ -125,7 +130,7 @@ def mistake_training_that_runs_forward_only():
 
 
 def mistake_state_of_one_layer_fed_to_the_next():
-    from models.basic_cell import UnrolledLSTM
+    from models.tf.basic_cell import UnrolledLSTM
 
     class Chained(UnrolledLSTM):
         def __call__(self, inputs, states, dropout, training):
@@ -156,7 +161,7 @@ def mistake_another_optimizer():
 def mistake_state_never_updated():
     import tensorflow as tf
 
-    from models.basic_cell import UnrolledLSTM, lstm_cell
+    from models.tf.basic_cell import UnrolledLSTM, lstm_cell
 
     class Stateless(UnrolledLSTM):
         def __call__(self, inputs, states, dropout, training):
@@ -172,7 +177,7 @@ def mistake_state_never_updated():
 def mistake_no_gradient_through_the_stack():
     import tensorflow as tf
 
-    from models.basic_cell import UnrolledLSTM
+    from models.tf.basic_cell import UnrolledLSTM
 
     class Stopped(UnrolledLSTM):
         def __call__(self, inputs, states, dropout, training):
@@ -185,7 +190,7 @@ def mistake_no_gradient_through_the_stack():
 def mistake_no_gradient_through_time():
     import tensorflow as tf
 
-    from models.basic_cell import UnrolledLSTM, lstm_cell
+    from models.tf.basic_cell import UnrolledLSTM, lstm_cell
 
     class Truncated(UnrolledLSTM):
         def __call__(self, inputs, states, dropout, training):
@@ -202,7 +207,7 @@ def mistake_no_gradient_through_time():
 
 
 def mistake_one_batch_over_and_over():
-    from models.language_model import LanguageModel
+    from models.tf.language_model import LanguageModel
 
     class SameBatch(LanguageModel):
         def forward(self, batch):
@@ -220,7 +225,7 @@ def mistake_one_batch_over_and_over():
 def mistake_registered_gradient_of_the_fused_op():
     import tensorflow as tf
 
-    from models.block_fused import FusedBlockLSTM
+    from models.tf.block_fused import FusedBlockLSTM
 
     class Registered(FusedBlockLSTM):
         def __call__(self, inputs, states, dropout, training):

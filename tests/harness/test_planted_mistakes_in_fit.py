@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import measurement, references
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, fit_rows, weights
-from models.reference_networks import Adam
+from harness.measure import measurement, references
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models.keras import fit_rows
+from models.reference import expected
+from models.reference.networks import Adam
+from models.weights import canonical
 
 UNITS, NUM_LAYERS, BATCH_SIZE, TIME_STEPS, FEATURES, DENSE, CLASSES = 16, 2, 8, 5, 6, 12, 10
 LEARNING_RATE, DECAY = 1e-3, 1e-5
-WEIGHTS = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, NUM_LAYERS, (DENSE,), CLASSES), seed=1)
-STATES = weights.zero_states(NUM_LAYERS, BATCH_SIZE, UNITS)
+WEIGHTS = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, NUM_LAYERS, (DENSE,), CLASSES), seed=1)
+STATES = canonical.zero_states(NUM_LAYERS, BATCH_SIZE, UNITS)
 GENERATOR = np.random.default_rng(1)
 INPUTS = GENERATOR.random((8 * BATCH_SIZE, TIME_STEPS, FEATURES), np.float32)
 LABELS = GENERATOR.integers(0, CLASSES, size=8 * BATCH_SIZE)
@@ -49,7 +51,7 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
     """The row's own model and trial, with dropout, and with another optimizer where a mistake is planted there."""
     import keras
 
-    from models.classifier import ClassifierTrial, build_classifier
+    from models.keras.classifier import ClassifierTrial, build_classifier
 
     made = fit_rows.FIT_IMPLEMENTATIONS[row]
     schedule = keras.optimizers.schedules.InverseTimeDecay(LEARNING_RATE, 1, DECAY)
@@ -156,9 +158,9 @@ def test_labels_of_another_order_fail_the_loss(prove):
 def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(prove, monkeypatch, mistake):
     import tensorflow as tf
 
-    from models import compiled_fit
+    from models.wavefront import compiled_loop
 
-    stacked, program = compiled_fit._stacked, compiled_fit._program
+    stacked, program = compiled_loop._stacked, compiled_loop._program
 
     def first_only(rows, steps, count, size):
         whole = stacked(rows, steps, count, size)
@@ -168,8 +170,8 @@ def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(
         right = program(step)
         return lambda batches, count: right(batches, tf.maximum(count - 1, 1))
 
-    monkeypatch.setattr(compiled_fit, "_stacked", first_only if mistake.startswith("the first") else stacked)
-    monkeypatch.setattr(compiled_fit, "_program", one_less if mistake.startswith("a step") else program)
+    monkeypatch.setattr(compiled_loop, "_stacked", first_only if mistake.startswith("the first") else stacked)
+    monkeypatch.setattr(compiled_loop, "_program", one_less if mistake.startswith("a step") else program)
     assert prove(trial_of("wavefront_loop"), "wavefront_loop")["failed"] == ["loss", "update"]
 
 

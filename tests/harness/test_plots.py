@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness import plots
+from harness.report import plots
 
 HOSTILE = "a | b \\| c <script> `tick` *bold* __init__ \x1b[31m\x07 \u202e \ud800 $x_1$ é 漢 \\"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import child, processes
+from harness.run import child, processes
 
 PROJECT = Path(__file__).resolve().parents[2]
 # A benchmark script's part of a child process; {body} is what the row does.
@@ -19,7 +19,7 @@ STUB = """
 import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {project!r})
-from harness import processes
+from harness.run import processes
 job = processes.read_job(sys.argv[sys.argv.index(processes.CHILD_FLAG) + 1])
 here = Path(__file__).parent
 
@@ -160,7 +160,7 @@ PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {project!r})
-from harness import processes
+from harness.run import processes
 try:
     processes.run_child(Path({stub!r}), {{}}, limit_s=60, log=Path({log!r}))
 except KeyboardInterrupt:

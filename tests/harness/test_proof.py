@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.proof import (
+from harness.measure.proof import (
     CURVE_STEPS,
     DROPOUT_SPREAD_LIMIT,
     LIMITS,

@@ -1,4 +1,5 @@
-"""No row is "ok" without its proof: whichever check of harness/proof.py is skipped, a planted mistake is caught no more."""
+"""No row is "ok" without its proof: whichever check of harness/measure/proof.py is skipped, a planted "
+"mistake is caught no more."""
 
 import ast
 import math
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import proof
+from harness.measure import proof
 from tests.harness import mutants
 from tests.harness.proof_cases import complaints, complaints_of_modes
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import records, schema
 from harness.errors import UserError
-from harness.schema import RecordError
+from harness.record import records, schema
+from harness.record.schema import RecordError
 from tests.record_cases import make
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -167,7 +167,7 @@ def test_a_record_larger_than_the_disk_allows_is_not_written_at_all(run):
     result = in_child(
         """
         import resource, sys
-        from harness import records, schema
+        from harness.record import records; from harness.record import schema
         from harness.errors import UserError
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:
@@ -270,7 +270,7 @@ def test_an_unwritable_folder_says_what_to_do(tmp_path, monkeypatch):
 def test_two_runs_cannot_write_into_one_folder(tmp_path):
     code = """
         import sys
-        from harness import records, schema
+        from harness.record import records; from harness.record import schema
         from harness.errors import UserError
         try:
             records.open_run(sys.argv[1])
@@ -289,7 +289,7 @@ def test_records_need_the_standard_library_alone():
     result = in_child("""
         import sys
         before = set(sys.modules)
-        import harness.records
+        import harness.record.records
         new = {name.split(".")[0] for name in set(sys.modules) - before}
         print(sorted(new - set(sys.stdlib_module_names) - {"harness"}))
         """)

@@ -4,9 +4,10 @@ import importlib.util
 
 import pytest
 
-from harness import intervals, options, rounds, suite
 from harness.errors import UserError
-from harness.rounds import AT_LEAST, BUDGET_NOTE, Rounds
+from harness.record import intervals, rounds
+from harness.record.rounds import AT_LEAST, BUDGET_NOTE, Rounds
+from harness.run import options, suite
 
 MS = "ms = 10.0 + measurement.process"  # of the stub's rows: each process slower than the one before
 STEADY = 'ms = {"second": 10.4 if measurement.process == 0 else 10.0}.get(row, 10.0 + 0.01 * (measurement.process % 2))'

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine, runtimes
+from harness.frameworks import runtimes
+from harness.record import machine
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -19,8 +20,9 @@ def run(code: str) -> None:
 def test_nothing_imports_a_framework_before_a_row_needs_it():
     run(
         "import sys\n"
-        "import harness.child, harness.measurement, harness.runtimes, harness.tensorflow_runtime, harness.torch_runtime\n"
-        "assert harness.runtimes.missing('torch') in ('', harness.runtimes.PEERS)\n"
+        "import harness.run.child, harness.measure.measurement, harness.frameworks.runtimes, "
+        "harness.frameworks.tensorflow, harness.frameworks.pytorch\n"
+        "assert harness.frameworks.runtimes.missing('torch') in ('', harness.frameworks.runtimes.PEERS)\n"
         "assert not {'tensorflow', 'keras', 'torch'} & sys.modules.keys()"
     )
 
@@ -28,7 +30,7 @@ def test_nothing_imports_a_framework_before_a_row_needs_it():
 def test_row_of_pytorch_imports_no_tensorflow():
     pytest.importorskip("torch")
     run(
-        "import sys\nfrom harness import measurement, runtimes\n"
+        "import sys\nfrom harness.measure import measurement; from harness.frameworks import runtimes\n"
         "runtime = runtimes.make('torch', 'cpu', 'fp32', 1)\n"
         "runtime.environment(), runtime.profile(lambda: None)\n"
         "assert not {'tensorflow', 'keras'} & sys.modules.keys()"

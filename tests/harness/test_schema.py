@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import intervals, records, schema
-from harness.schema import RecordError
+from harness.record import intervals, records, schema
+from harness.record.schema import RecordError
 from tests.record_cases import make
 
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]

@@ -1,4 +1,5 @@
-"""No file that is no record is read as one: whichever check of harness/schema.py is missing, a test of test_schema.py fails."""
+"""No file that is no record is read as one: whichever check of harness/record/schema.py is missing, a test "
+"of test_schema.py fails."""
 
 import ast
 import inspect
@@ -9,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from harness import schema
+from harness.record import schema
 from tests import record_cases
 from tests.harness import mutants, test_schema
 
@@ -35,7 +36,7 @@ def complaint(monkeypatch, module: ModuleType) -> str:
         monkeypatch.setattr(place, "schema", module)
     monkeypatch.setattr(test_schema, "RecordError", module.RecordError)
     for name, test in inspect.getmembers(test_schema, inspect.isfunction):
-        # The records of all committed runs: many, and read through harness.records.
+        # The records of all committed runs: many, and read through harness.record.records.
         if not name.startswith("test_") or name == "test_every_committed_record_is_read_without_a_warning":
             continue
         for arguments in cases(test):

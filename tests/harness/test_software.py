@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from harness import machine, records, software
+from harness.record import machine, records, software
 
 
 def test_bill_has_what_pip_lists_in_the_same_versions():
@@ -25,7 +25,7 @@ def test_bill_has_what_pip_lists_in_the_same_versions():
 
 
 def test_bill_has_python_commit_and_dirty_flag(monkeypatch):
-    monkeypatch.setattr("harness.machine.commit", lambda: {"commit": "0123abc", "dirty": True})
+    monkeypatch.setattr("harness.record.machine.commit", lambda: {"commit": "0123abc", "dirty": True})
     bill = software.bill()
     assert (bill["commit"], bill["dirty"]) == ("0123abc", True)
     assert bill["python"].endswith(" " + sys.version.split()[0])
@@ -66,6 +66,6 @@ def test_run_has_one_bill_and_every_record_names_it(stub):
 def test_another_environment_gets_a_bill_of_its_own(tmp_path, monkeypatch):
     first = software.write(tmp_path)
     assert software.write(tmp_path) == first
-    monkeypatch.setattr("harness.machine.commit", lambda: {"commit": "another", "dirty": False})
+    monkeypatch.setattr("harness.record.machine.commit", lambda: {"commit": "another", "dirty": False})
     second = software.write(tmp_path)
     assert {path.stem for path in (tmp_path / software.FOLDER).iterdir()} == {first, second} and first != second

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import jobs, machine, options, suite
 from harness.errors import UserError
+from harness.record import machine
+from harness.run import jobs, options, suite
 
 PROJECT = Path(__file__).resolve().parents[2]
 NAMES = ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
@@ -256,7 +257,7 @@ def test_missing_script_is_named(tmp_path):
 @pytest.mark.parametrize("option", ["--help", "--list"])
 def test_help_and_list_take_under_half_a_second_and_import_only_the_standard_library(scripts, option):
     code = (
-        "import sys; from pathlib import Path; from harness import suite\n"
+        "import sys; from pathlib import Path; from harness.run import suite\n"
         f"status = suite.main([{option!r}], Path({str(scripts)!r}))\n"
         "known = {'numpy', 'pandas', 'tensorflow', 'tqdm', 'psutil', 'matplotlib'}\n"
         "sys.exit(status or str(known & sys.modules.keys() or '').strip() or 0)"
@@ -282,7 +283,7 @@ def test_every_option_of_the_scripts_stands_in_the_help(scripts):
 def start_hanging(scripts: Path, does: str, grace_s: float) -> subprocess.Popen:
     (scripts / "ptb.does").write_text(does)
     code = (
-        "import sys; from pathlib import Path; from harness import suite\n"
+        "import sys; from pathlib import Path; from harness.run import suite\n"
         f"suite.GRACE_S = {grace_s}\nsys.exit(suite.main(sys.argv[2:], Path(sys.argv[1])))"
     )
     command = [sys.executable, "-c", code, str(scripts), "--quick", "--device=cpu", f"--out={scripts.parent / 'out'}"]

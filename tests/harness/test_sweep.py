@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import options, records, sweep
 from harness.errors import UserError
+from harness.record import records
+from harness.run import options, sweep
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("stub_sweep.py")

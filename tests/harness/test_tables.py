@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import building, provenance, tables
+from harness.record import provenance
+from harness.report import building, tables
 from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -324,7 +325,7 @@ def test_tables_are_drawn_from_the_command_line_without_any_framework(tmp_path):
     run = run_of(tmp_path / "run", make())
     (run / "rows" / "broken.json").write_text("{")
     code = (
-        "import sys\nfrom harness import tables\nstatus = tables.main(sys.argv[1:])\n"
+        "import sys\nfrom harness.report import tables\nstatus = tables.main(sys.argv[1:])\n"
         "loaded = {'tensorflow', 'keras', 'torch', 'jax'} & set(sys.modules)\n"
         "assert not loaded, loaded\nsys.exit(status)"
     )
@@ -337,7 +338,7 @@ def test_tables_are_drawn_from_the_command_line_without_any_framework(tmp_path):
 
 def test_importing_tables_and_plots_imports_no_library():
     code = (
-        "import sys\nimport harness.tables, harness.plots\n"
+        "import sys\nimport harness.report.tables, harness.report.plots\n"
         "heavy = {'tensorflow', 'numpy', 'pandas', 'matplotlib', 'tabulate'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -5,7 +5,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from harness.tensorflow_runtime import COMPILED, _count_traced, _ops_of  # noqa: E402
+from harness.frameworks.tensorflow import COMPILED, _count_traced, _ops_of  # noqa: E402
 
 
 def of(function, *arguments):

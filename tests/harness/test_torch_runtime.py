@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import machine, measurement, references, runtimes, schema
 from harness.errors import UserError
-from harness.proof import CURVE_STEPS, UPDATE_STEPS, count_of
-from harness.torch_runtime import TorchRuntime, _what_ran
+from harness.frameworks import runtimes
+from harness.frameworks.pytorch import TorchRuntime, _what_ran
+from harness.measure import measurement, references
+from harness.measure.proof import CURVE_STEPS, UPDATE_STEPS, count_of
+from harness.record import machine, schema
 
 torch = pytest.importorskip("torch")
 TIME_STEPS, BATCH, UNITS = 5, 3, 8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from harness import verdicts
-from harness.verdicts import CANNOT_TELL, FASTER, SAME, SLOWER, Row, judge
+from harness.compare import verdicts
+from harness.compare.verdicts import CANNOT_TELL, FASTER, SAME, SLOWER, Row, judge
 
 NOISE = 0.01  # between processes
 LOG_5 = math.log(1.05)

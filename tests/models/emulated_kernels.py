@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from models import cuda_source
-from models.cuda_source import Chip
+from models.wavefront import nvrtc
+from models.wavefront.nvrtc import Chip
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
 CHIP = Chip(
@@ -33,7 +33,7 @@ extern "C" int launch(int blocks, int threads, int bytes, void** pointers) {{
 
 def build(folder: Path, name: str, source: str, defines: Sequence[tuple[str, int]]) -> Path:
     """The kernel of that name, with these defines, as a library, built once."""
-    models = Path(cuda_source.__file__).parent
+    models = Path(nvrtc.__file__).with_name("kernels")
     headers = [path.read_text() for path in (HEADER, *models.glob("*.cuh"))]
     key = hashlib.sha256(repr((name, source, headers, tuple(defines))).encode()).hexdigest()[:16]
     made = folder / f"{key}.so"
@@ -73,9 +73,9 @@ def launch(folder, name, code, operands, results, grid, threads, shared_bytes) -
 def emulated(monkeypatch, folder: Path, chip: Chip = CHIP, tf32: bool = True):
     """Inside, the kernels of models/*.cu run on the emulator, op by op, as on a GPU of `chip`."""
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_source, "chip", lambda: chip)
-        patch.setattr(cuda_source, "ptx", lambda source, defines, capability: (source, defines))
-        patch.setattr(cuda_source, "launch", functools.partial(launch, folder))
+        patch.setattr(nvrtc, "chip", lambda: chip)
+        patch.setattr(nvrtc, "ptx", lambda source, defines, capability: (source, defines))
+        patch.setattr(nvrtc, "launch", functools.partial(launch, folder))
         patch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
         tf.config.run_functions_eagerly(True)
         try:

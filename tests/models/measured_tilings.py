@@ -1,4 +1,4 @@
-"""How long a step of the persistent kernels takes by tiling; where the constants of models/wavefront_tiling.py come from.
+"""How long a step of the persistent kernels takes by tiling; where the constants of models/wavefront/tiling.py come from.
 
     python -m tests.models.measured_tilings OUT.json     # on a GPU, with nothing else on it: two minutes
     python -m tests.models.measured_tilings --fit OUT.json
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models import wavefront_tiling
-from models.wavefront_tiling import COST_US, NUMBERS, WARPS, Tiling, Work
+from models.wavefront import tiling
+from models.wavefront.tiling import COST_US, NUMBERS, WARPS, Tiling, Work
 
 SHAPES = {  # layers, units, batch, steps, by how many layers at a time
     "mnist": (2, 128, 32, 28, (2,)),
@@ -39,7 +39,7 @@ def works() -> Iterator[tuple[str, Work, int]]:
     for name, (_, units, batch, steps, together) in SHAPES.items():
         for precision in PRECISIONS.get(name, ("tf32", "float16")):
             number = NUMBERS[precision]
-            padded = wavefront_tiling.padded_units(units, Work(1, batch, units, number, False).itemsize)
+            padded = tiling.padded_units(units, Work(1, batch, units, number, False).itemsize)
             for lanes in together:
                 for backward in (False, True):
                     yield name, Work(lanes, batch, padded, number, backward), steps
@@ -47,8 +47,8 @@ def works() -> Iterator[tuple[str, Work, int]]:
 
 def tried(work: Work, chip) -> list[Tiling]:
     found, seen = [], Counter()
-    every = set(wavefront_tiling._tilings(work, chip))
-    for cut in sorted(every, key=lambda cut: wavefront_tiling.step_us(work, cut)):
+    every = set(tiling._tilings(work, chip))
+    for cut in sorted(every, key=lambda cut: tiling.step_us(work, cut)):
         seen[cut[:3]] += 1
         if seen[cut[:3]] <= ALIKE and len(found) < TRIED:
             found.append(cut)
@@ -105,14 +105,14 @@ class Driver:
 def measure(out: Path) -> None:
     import tensorflow as tf
 
-    from models import cuda_source, wavefront_persistent
+    from models.wavefront import nvrtc, persistent
 
-    chip, driver, source = cuda_source.chip(), Driver(), wavefront_persistent.SOURCE.read_text()
+    chip, driver, source = nvrtc.chip(), Driver(), persistent.SOURCE.read_text()
     jobs = [(name, work, steps, cut) for name, work, steps in works() for cut in tried(work, chip)]
 
     def load(job):
         _, work, steps, cut = job
-        code = cuda_source.ptx(source, wavefront_tiling.defines(work, steps, cut), chip.capability)
+        code = nvrtc.ptx(source, tiling.defines(work, steps, cut), chip.capability)
         kernel = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
         return driver.load(code, kernel, cut.shared_bytes(work))
 
@@ -137,7 +137,7 @@ def fit(measured: Sequence[tuple[Work, Tiling, float]]) -> dict[str, float]:
     """The constants, none below 0, with the least mean square of relative errors."""
     from scipy.optimize import nnls  # comes with scikit-learn
 
-    amounts = np.array([[wavefront_tiling.terms(work, cut)[name] for name in COST_US] for work, cut, _ in measured])
+    amounts = np.array([[tiling.terms(work, cut)[name] for name in COST_US] for work, cut, _ in measured])
     us = np.array([us for *_, us in measured])
     return dict(zip(COST_US, nnls(amounts / us[:, None], np.ones(len(us)))[0], strict=True))
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness.clocks import EpochClock
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import cudnn_rnn, expected, fit_rows, jax_rows, reference_networks, torch_rows, weights
-from models.classifier import (
+from harness.measure.clocks import EpochClock
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models.cudnn import rnn
+from models.jax import jax_rows
+from models.keras import fit_rows
+from models.keras.classifier import (
     ClassifierTrial,
     Dropout,
     build_classifier,
@@ -19,6 +21,9 @@ from models.classifier import (
     set_weights,
     to_canonical,
 )
+from models.pytorch import torch_rows
+from models.reference import expected, networks
+from models.weights import canonical
 from tests import cases
 
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 5, 4, 6, 2, (8,), 3, 7
@@ -32,7 +37,7 @@ def error(a, b):
 
 
 def shapes(bidirectional=False):
-    return weights.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES, bidirectional)
+    return canonical.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES, bidirectional)
 
 
 def model_of(bidirectional=False, **options):
@@ -41,15 +46,15 @@ def model_of(bidirectional=False, **options):
 
 
 def trial_of(bidirectional=False, **options):
-    start = weights.large_random(shapes(bidirectional), seed=3)
+    start = canonical.large_random(shapes(bidirectional), seed=3)
     return ClassifierTrial(model_of(bidirectional, **options), start, INPUTS, LABELS, BATCH)
 
 
 def reference_of(bidirectional=False):
-    start = weights.large_random(shapes(bidirectional), seed=3)
-    states = weights.zero_states(LAYERS, BATCH, UNITS, bidirectional)
+    start = canonical.large_random(shapes(bidirectional), seed=3)
+    states = canonical.zero_states(LAYERS, BATCH, UNITS, bidirectional)
     batches = [(INPUTS[k : k + BATCH], LABELS[k : k + BATCH]) for k in range(0, len(INPUTS), BATCH)]
-    return expected.classifier(reference_networks.Adam(1e-2), start, states, batches)
+    return expected.classifier(networks.Adam(1e-2), start, states, batches)
 
 
 def assert_same(given, wanted):
@@ -141,14 +146,14 @@ def test_trial_follows_the_reference_where_the_proof_looks(bidirectional):
 def test_restore_is_exact_and_load_makes_other_weights_the_start():
     trial = trial_of(lstm_dropout=(0.5, 0.5), dense_dropout=0.5)
     trial.restore()
-    assert_same(trial.weights(), weights.large_random(shapes(), seed=3))
+    assert_same(trial.weights(), canonical.large_random(shapes(), seed=3))
     losses = trial.train_steps(3)
     assert trial.optimizer.iterations.numpy() == 3
     trial.restore()
     assert trial.optimizer.iterations.numpy() == 0
     assert not any(moment.numpy().any() for moment in trial.optimizer._momentums)
     np.testing.assert_allclose(trial.train_steps(3), losses, rtol=1e-6)  # a GPU may sum in another order
-    others = weights.keras_default(shapes(), seed=4)
+    others = canonical.keras_default(shapes(), seed=4)
     trial.load(others)
     assert_same(trial.weights(), others)
     trial.train_steps(1)
@@ -181,7 +186,7 @@ def test_first_call_tells_its_clock_when_its_step_ended():
 def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
     trial, test = trial_of(), (INPUTS[:10], LABELS[:10])  # a whole batch and a smaller one
     trial.warm_up(test), trial.timed_steps(1)
-    trial.load(weights.keras_default(shapes(), seed=4))
+    trial.load(canonical.keras_default(shapes(), seed=4))
     traces, clock = trial.traces, EpochClock()
     result = trial.fit(INPUTS, LABELS, 2, test, clock)
     assert trial.traces == traces == 1
@@ -199,7 +204,7 @@ def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tensorflow_runtime):
-    start = weights.large_random(shapes(bidirectional), seed=3)
+    start = canonical.large_random(shapes(bidirectional), seed=3)
     trial = fit_rows.FIT_IMPLEMENTATIONS["keras"].classifier(
         start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1), dense_dropout=0.3
     )
@@ -214,7 +219,7 @@ def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tens
 
 
 def test_implementation_without_dense_layers_and_with_a_falling_rate(tensorflow_runtime):
-    start = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, 1, (), CLASSES), seed=3)
+    start = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, 1, (), CLASSES), seed=3)
     made = fit_rows.FIT_IMPLEMENTATIONS["keras_xla"]
     model = made.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.5)).model
     assert [type(layer).__name__ for layer in model.layers] == ["LSTM", "Dense"] and model.jit_compile
@@ -247,7 +252,7 @@ def test_evidence_of_peers_is_that_of_their_language_model_in_as_many_steps(devi
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_weights_come_back_bit_by_bit(bidirectional):
     model = model_of(bidirectional, lstm_dropout=(0.1, 0.1), dense_dropout=0.1)
-    given = weights.large_random(shapes(bidirectional), seed=5)
+    given = canonical.large_random(shapes(bidirectional), seed=5)
     set_weights(model, given)
     assert_same(to_canonical(model, {v.path: v.numpy() for v in model.trainable_variables}), given)
     assert len(lstm_layers(model)) == LAYERS and len(dense_layers(model)) == len(DENSE) + 1
@@ -325,7 +330,7 @@ def test_dropout_keeps_its_dtype_under_float16():
 
 def test_model_with_dropout_comes_back_from_a_file(tmp_path):
     model = model_of(lstm_dropout=(0.2,), dense_dropout=0.3)
-    set_weights(model, weights.large_random(shapes(), seed=3))
+    set_weights(model, canonical.large_random(shapes(), seed=3))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     np.testing.assert_array_equal(loaded.predict_on_batch(INPUTS), model.predict_on_batch(INPUTS))
@@ -359,7 +364,7 @@ def test_stack_in_one_call_passes_the_proof_and_is_timed_with_its_dropout(tensor
 def test_stack_in_one_call_follows_the_reference(bidirectional):
     trial, reference = trial_of(bidirectional, use_cudnn="stack"), reference_of(bidirectional)
     trial.restore()
-    assert_same(trial.weights(), weights.large_random(shapes(bidirectional), seed=3))
+    assert_same(trial.weights(), canonical.large_random(shapes(bidirectional), seed=3))
     assert error(trial.outputs()["logits"], reference["outputs"]["logits"]) < 2e-6
     trial.train_steps(1)
     for name, gradient in reference["gradients"].items():
@@ -384,7 +389,7 @@ def test_dropout_of_a_stack_stands_between_its_layers_and_behind_it():
 @pytest.mark.parametrize("wrong", [False, True])
 def test_timed_fit_with_a_stacks_dropout_is_the_proven_one_node_by_node(wrong, monkeypatch):
     """Traced as on a GPU, and never run; wrong: a training step that forgets the loss where there is dropout."""
-    monkeypatch.setattr(cudnn_rnn, "_resolve", lambda use_cudnn: True)
+    monkeypatch.setattr(rnn, "_resolve", lambda use_cudnn: True)
     trial = trial_of(use_cudnn="stack", lstm_dropout=(0.2, 0.1), dense_dropout=0.2)
     train_step = trial.model.train_step
     for rate in (0.2, 0.0):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import fit_rows
-from models.compiled_fit import CompiledLoop
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models.keras import fit_rows
+from models.wavefront.compiled_loop import CompiledLoop
 from tests import cases
 
 FEATURES, CLASSES, BATCH = 6, 3, 8

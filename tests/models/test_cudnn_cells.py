@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.cudnn_cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
+from models.cudnn.cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
+from models.weights import layouts
 from tests.cudnn_layer_cases import BATCH, FEATURES, INPUTS, TIME, UNITS, error, layer, random
 
 CELLS = {"lstm": CudnnCompatibleLSTMCell, "gru": CudnnCompatibleGRUCell}

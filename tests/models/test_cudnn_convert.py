@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.cudnn_convert import LAYERS, from_keras_layers, from_torch, to_cells, to_keras_layers, to_torch
-from models.cudnn_layers import CudnnGRULayer, CudnnLSTMLayer
+from models.cudnn.convert import LAYERS, from_keras_layers, from_torch, to_cells, to_keras_layers, to_torch
+from models.cudnn.layers import CudnnGRULayer, CudnnLSTMLayer
+from models.weights import layouts
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.cudnn_convert import LAYERS
+from models.cudnn.convert import LAYERS
+from models.weights import layouts
 from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MODES, TIME, UNITS, layer, random
 
 X = INPUTS.astype("float32")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import cudnn_layers, cudnn_rnn, layouts
-from models.cudnn_layers import CudnnGRULayer, CudnnLSTMLayer, CudnnRNNReluLayer
+from models.cudnn import layers as cudnn_layers
+from models.cudnn import rnn
+from models.cudnn.layers import CudnnGRULayer, CudnnLSTMLayer, CudnnRNNReluLayer
+from models.weights import layouts
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,
@@ -38,7 +40,7 @@ def on_the_cpu():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(cudnn_rnn, "_resolve", lambda use_cudnn: use_cudnn is not False)
+    monkeypatch.setattr(rnn, "_resolve", lambda use_cudnn: use_cudnn is not False)
 
 
 def through(layers, x, **kwargs):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import layouts
-from models.layouts import StackSpec, canonical_shapes, cudnn_biases, cudnn_matrices, cudnn_size
-from models.reference import lstm_stack_forward
+from models.reference.lstm import lstm_stack_forward
+from models.weights import layouts
+from models.weights.layouts import StackSpec, canonical_shapes, cudnn_biases, cudnn_matrices, cudnn_size
 
 MODES = ["lstm", "gru", "rnn_tanh", "rnn_relu"]
 BATCH, TIME = 2, 4

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import cudnn_rnn, cudnn_rnn_ops, layouts
-from models.cudnn_checks import Lengths
-from models.cudnn_rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
-from models.stack_spec import cudnn_biases, cudnn_matrices
+from models.cudnn import rnn as cudnn_rnn
+from models.cudnn import rnn_ops
+from models.cudnn.checks import Lengths
+from models.cudnn.rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
+from models.weights import layouts
+from models.weights.stack_spec import cudnn_biases, cudnn_matrices
 from tests import cudnn_cases
 from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, INPUT, LENGTHS, TIME, UNITS, error
 
@@ -331,7 +333,7 @@ def cudnn_that_leaves_rubbish_in_the_padding(stack, seen):
         inside = (tf.range(len(input))[:, tf.newaxis] < sequence_lengths)[:, :, tf.newaxis]
         x = rubbish_backward(input, inside)
         lengths = Lengths(sequence_lengths, tf.cast(sequence_lengths, tf.int64))
-        output, finals = cudnn_rnn_ops.run(stack.spec, x, states, params, lengths)
+        output, finals = rnn_ops.run(stack.spec, x, states, params, lengths)
         results = types.SimpleNamespace(
             output=tf.where(inside, output, np.nan), output_h=finals[0], output_c=finals[-1]
         )

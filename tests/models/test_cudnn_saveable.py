@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.cudnn_saveable import (
+from models.cudnn.saveable import (
     CudnnGRUSaveable,
     CudnnLSTMSaveable,
     CudnnRNNReluSaveable,
     CudnnRNNTanhSaveable,
     restore,
 )
+from models.weights import layouts
 from tests import cudnn_cases
 from tests.cudnn_cases import CLASSES, DIRECTIONS
 

@@ -5,16 +5,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness.proof import Kernel
-from models import cudnn_rnn, layouts, stacks, weights
-from models.cudnn_stack import CudnnStack
-from models.language_model import LanguageModel
-from models.reference import lstm_stack_backward, lstm_stack_forward
+from harness.measure.proof import Kernel
+from models.cudnn import rnn
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.tf import stacks
+from models.tf.cudnn_stack import CudnnStack
+from models.tf.language_model import LanguageModel
+from models.weights import canonical, layouts
 from tests import cases
 
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 3, 4, 6
-WEIGHTS = weights.large_random(weights.lstm_shapes(FEATURES, UNITS, LAYERS), seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+WEIGHTS = canonical.large_random(canonical.lstm_shapes(FEATURES, UNITS, LAYERS), seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 LIMITS = {"float64": 1e-13, "float32": 5e-6, "float16": 1e-2}  # max|a - b| / max|b|
 WITHOUT_CUDNN = Kernel(ops={r"loop:\w*MatMul": cases.LAYERS}, not_ops="CudnnRNN.*")
 
@@ -155,7 +157,7 @@ class OtherTargets(LanguageModel):
 @pytest.mark.parametrize(("network", "alike"), [(LanguageModel, True), (NeverUpdates, False), (OtherTargets, False)])
 def test_timed_graph_differs_from_the_proven_one_in_cudnns_dropout_alone(network, alike, monkeypatch):
     """Traced as on a GPU, and never run."""
-    monkeypatch.setattr(cudnn_rnn, "_resolve", lambda use_cudnn: True)
+    monkeypatch.setattr(rnn, "_resolve", lambda use_cudnn: True)
     model = language_model(ptb=True, network=network)
     graph = model._train.get_concrete_function(*model.batches[0], model.states).graph
     rates = [op.get_attr("dropout") for op in graph.get_operations() if op.type == "CudnnRNNV3"]
@@ -165,7 +167,7 @@ def test_timed_graph_differs_from_the_proven_one_in_cudnns_dropout_alone(network
 
 def test_held_bias_costs_no_copy_between_host_and_device(monkeypatch):
     """TensorFlow's scatter has no float16 on a GPU, and int32 indices live on the host."""
-    monkeypatch.setattr(cudnn_rnn, "_resolve", lambda use_cudnn: True)
+    monkeypatch.setattr(rnn, "_resolve", lambda use_cudnn: True)
     for precision in ("fp32", "fp16"):
         model = language_model(precision)
         graph = model._train.get_concrete_function(*model.batches[0], model.states).graph

@@ -1,25 +1,26 @@
-"""What a proof is held against: the reference's trajectory under the names that harness/proof.py reads."""
+"""What a proof is held against: the reference's trajectory under the names that harness/measure/proof.py reads."""
 
 import functools
 
 import numpy as np
 import pytest
 
-from harness.proof import CURVE_STEPS, UPDATE_STEPS
-from models import expected, reference_networks, weights
+from harness.measure.proof import CURVE_STEPS, UPDATE_STEPS
+from models.reference import expected, networks
+from models.weights import canonical
 
 VOCABULARY, EMBEDDING, UNITS, LAYERS, BATCH, TIME, CLASSES = 11, 4, 5, 2, 3, 6, 3
-WEIGHTS = weights.large_random(weights.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS), seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+WEIGHTS = canonical.large_random(canonical.language_model_shapes(VOCABULARY, EMBEDDING, UNITS, LAYERS), seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 BATCHES = [tuple(pair) for pair in np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))]
 CLIP_NORM = 0.1
 
 
 @functools.cache
 def language_model(ptb: bool) -> dict:
-    reduction, optimizer = ("mean", reference_networks.Adam(1e-2))
+    reduction, optimizer = ("mean", networks.Adam(1e-2))
     if ptb:
-        reduction, optimizer = "sum_over_time", reference_networks.SGD(0.5, clip_norm=CLIP_NORM)
+        reduction, optimizer = "sum_over_time", networks.SGD(0.5, clip_norm=CLIP_NORM)
     return expected.language_model(reduction, optimizer, WEIGHTS, STATES, BATCHES, carry_states=ptb)
 
 
@@ -41,7 +42,7 @@ def test_language_model_has_all_that_the_proof_compares(ptb):
     assert found["losses"].shape == found["forward_losses"].shape == (expected.STEPS,)
     assert found["losses"][0] == found["forward_losses"][0] == found["outputs"]["loss"]
     assert (found["losses"][1:] != found["forward_losses"][1:]).all()  # the weights have moved
-    network = reference_networks.LanguageModel("sum_over_time" if ptb else "mean")
+    network = networks.LanguageModel("sum_over_time" if ptb else "mean")
     last = network.forward(WEIGHTS, *BATCHES[(expected.STEPS - 1) % len(BATCHES)], STATES)
     assert found["forward_losses"][-1] == last.loss  # states are not carried between forward passes
 
@@ -67,7 +68,7 @@ def test_gradients_of_the_stack_alone_match_finite_differences():
 
 
 def test_gradients_are_those_after_clipping():
-    raw = reference_networks.LanguageModel("sum_over_time").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    raw = networks.LanguageModel("sum_over_time").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     norm = np.sqrt(sum(np.square(gradient).sum() for gradient in raw.values()))
     assert norm > CLIP_NORM
     for name, gradient in language_model(ptb=True)["gradients"].items():
@@ -76,13 +77,13 @@ def test_gradients_are_those_after_clipping():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_classifier_has_all_that_the_proof_compares(bidirectional):
-    start = weights.large_random(
-        weights.classifier_shapes(EMBEDDING, UNITS, LAYERS, (7,), CLASSES, bidirectional), seed=1
+    start = canonical.large_random(
+        canonical.classifier_shapes(EMBEDDING, UNITS, LAYERS, (7,), CLASSES, bidirectional), seed=1
     )
     rng = np.random.default_rng(6)
     batches = [(rng.uniform(-1, 1, (BATCH, TIME, EMBEDDING)), rng.integers(0, CLASSES, BATCH)) for _ in range(2)]
-    states = weights.zero_states(LAYERS, BATCH, UNITS, bidirectional)
-    found = expected.classifier(reference_networks.Adam(1e-2), start, states, batches)
+    states = canonical.zero_states(LAYERS, BATCH, UNITS, bidirectional)
+    found = expected.classifier(networks.Adam(1e-2), start, states, batches)
     assert set(found) == {"outputs", "losses", "gradients", "updates"}
     assert set(found["outputs"]) == {"loss", "logits"}
     assert found["outputs"]["logits"].shape == (BATCH, CLASSES)
@@ -92,7 +93,7 @@ def test_classifier_has_all_that_the_proof_compares(bidirectional):
 
 
 def test_updates_are_the_change_by_exactly_three_steps_of_the_optimizer():
-    network, adam = reference_networks.LanguageModel("mean"), reference_networks.Adam(1e-2)
+    network, adam = networks.LanguageModel("mean"), networks.Adam(1e-2)
     current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
     for batch in BATCHES[:3]:
         adam.update(current, network.loss_and_gradients(current, *batch, STATES).gradients)
@@ -102,8 +103,8 @@ def test_updates_are_the_change_by_exactly_three_steps_of_the_optimizer():
 
 def test_reference_changes_nothing_that_it_was_given():
     given = {name: array.copy() for name, array in WEIGHTS.items()}
-    states = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
-    expected.language_model("mean", reference_networks.SGD(0.1), given, states, BATCHES, carry_states=True)
+    states = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
+    expected.language_model("mean", networks.SGD(0.1), given, states, BATCHES, carry_states=True)
     for name, array in WEIGHTS.items():
         np.testing.assert_array_equal(given[name], array)
     np.testing.assert_array_equal(np.array(states), np.array(STATES))
@@ -120,4 +121,4 @@ def test_a_word_beyond_the_vocabulary_is_refused_in_every_batch(place, name, wor
     with pytest.raises(
         ValueError, match=f"batch {len(batches) - 1}: {name} {word} given, expected {least} to 10, the vocabulary"
     ):
-        expected.language_model("mean", reference_networks.Adam(1e-2), WEIGHTS, STATES, batches, carry_states=False)
+        expected.language_model("mean", networks.Adam(1e-2), WEIGHTS, STATES, batches, carry_states=False)

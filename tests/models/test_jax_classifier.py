@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 
-from harness.clocks import EpochClock
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, fit_rows, reference_networks, weights
+from harness.measure.clocks import EpochClock
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models.keras import fit_rows
+from models.reference import expected, networks
+from models.weights import canonical
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
 
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 3, 4, 6, 2, (8,), 3, 7
-SHAPES = weights.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES)
-WEIGHTS = weights.large_random(SHAPES, seed=3)
+SHAPES = canonical.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES)
+WEIGHTS = canonical.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
@@ -58,13 +60,13 @@ def trial_of(precision="fp32", optimizer=("Adam", 1e-2, 0.1), rates=(0.0, 0.0, 0
 
 
 def reference_of():
-    states = weights.zero_states(LAYERS, BATCH, UNITS)
+    states = canonical.zero_states(LAYERS, BATCH, UNITS)
     batches = [(INPUTS[k : k + BATCH], LABELS[k : k + BATCH]) for k in range(0, len(INPUTS), BATCH)]
-    return expected.classifier(reference_networks.Adam(1e-2, decay=0.1), WEIGHTS, states, batches)
+    return expected.classifier(networks.Adam(1e-2, decay=0.1), WEIGHTS, states, batches)
 
 
 def logits_of(start, x, y):
-    return reference_networks.Classifier().forward(start, x, y, weights.zero_states(LAYERS, len(x), UNITS)).logits
+    return networks.Classifier().forward(start, x, y, canonical.zero_states(LAYERS, len(x), UNITS)).logits
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def test_restore_is_exact_and_load_makes_other_weights_the_start():
     trial.restore()
     assert_same(trial.weights(), WEIGHTS)
     np.testing.assert_array_equal(trial.train_steps(3), losses)
-    others = weights.keras_default(SHAPES, seed=4)
+    others = canonical.keras_default(SHAPES, seed=4)
     trial.load(others)
     assert_same(trial.weights(), others)
     trial.train_steps(1)
@@ -130,7 +132,7 @@ def test_proof_runs_without_dropout_and_the_timed_steps_with_it(rates):
 
 
 def test_kinds_of_dropout_that_a_row_has_not_are_refused():
-    start = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, 3, DENSE, CLASSES), seed=3)
+    start = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, 3, DENSE, CLASSES), seed=3)
     with pytest.raises(ValueError, match="one rate between all layers"):
         MADE.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1))
     with pytest.raises(ValueError, match="has no fp16"):
@@ -153,7 +155,7 @@ def test_fit_learns_and_feeds_the_clock(capsys):
     test = learnable(25)
     trial = trial_of(optimizer=("Adam", 1e-2, 0.0), rates=(0.05, 0.05, 0.05), capacity=len(x))
     trial.warm_up(test), trial.timed_steps(1)
-    trial.load(weights.keras_default(SHAPES, seed=1))
+    trial.load(canonical.keras_default(SHAPES, seed=1))
     clock = EpochClock()
     result = trial.fit(x, y, 8, test, clock)
     assert trial.traces == 1
@@ -168,8 +170,8 @@ def test_fit_learns_and_feeds_the_clock(capsys):
 def test_losses_and_accuracy_of_an_epoch_are_those_of_its_steps():
     """With a learning rate of 0, so that all steps see the same weights; a capacity that the data do not fill."""
     trial = trial_of(optimizer=("Adam", 0.0, 0.0), capacity=100)
-    reference = reference_networks.Classifier().forward(
-        WEIGHTS, INPUTS, LABELS, weights.zero_states(LAYERS, len(INPUTS), UNITS)
+    reference = networks.Classifier().forward(
+        WEIGHTS, INPUTS, LABELS, canonical.zero_states(LAYERS, len(INPUTS), UNITS)
     )
     right = (reference.logits.argmax(axis=1) == LABELS).mean()
     for _ in range(2):

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from harness.proof import Kernel
-from models import jax_rows, layouts, weights
+from harness.measure.proof import Kernel
+from models.jax import jax_rows
+from models.weights import canonical, layouts
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
 rnn = pytest.importorskip("jax.experimental.rnn")
 
-SHAPES = weights.language_model_shapes(11, 5, 4, 3)
-WEIGHTS = weights.large_random(SHAPES, seed=1)
+SHAPES = canonical.language_model_shapes(11, 5, 4, 3)
+WEIGHTS = canonical.large_random(SHAPES, seed=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +70,7 @@ def test_cudnn_runs_in_tf32_under_tf32_alone(precision, tf32, calls):
 
 @pytest.mark.parametrize("layer_by_layer", [False, True])
 def test_canonical_weights_come_back_and_calls_cover_the_stack(layer_by_layer):
-    from models.jax_stacks import CudnnLSTM
+    from models.jax.stacks import CudnnLSTM
 
     stack = CudnnLSTM(WEIGHTS, 3, layer_by_layer=layer_by_layer)
     flats = stack.from_canonical(WEIGHTS)
@@ -106,11 +107,13 @@ def test_gates_in_another_order_are_caught(runtime):
 
 
 def test_dropout_inside_one_call_and_half_precision_are_refused():
-    from models.jax_stacks import CudnnLSTM
+    from models.jax.stacks import CudnnLSTM
 
     stack = CudnnLSTM(WEIGHTS, 3)
     with pytest.raises(ValueError, match="layer_by_layer"):
-        stack(stack.from_canonical(WEIGHTS), np.zeros((2, 3, 5)), stack.stage_states(weights.zero_states(3, 2, 4)), abs)
+        stack(
+            stack.from_canonical(WEIGHTS), np.zeros((2, 3, 5)), stack.stage_states(canonical.zero_states(3, 2, 4)), abs
+        )
     with pytest.raises(ValueError, match="float16 given, expected float32"):
         CudnnLSTM(WEIGHTS, 3, "float16")
     assert jax_rows.JAX_IMPLEMENTATIONS["jax_cudnn"].precisions == ("fp32", "tf32")

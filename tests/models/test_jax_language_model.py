@@ -5,15 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from models import expected, jax_rows, reference_networks, weights
+from models.jax import jax_rows
+from models.reference import expected, networks
+from models.weights import canonical
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
-SHAPES = weights.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
-WEIGHTS = weights.large_random(SHAPES, seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+SHAPES = canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
+WEIGHTS = canonical.large_random(SHAPES, seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
 TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's gradient overlap
 BATCHES = [tuple(pair) for pair in TOKENS]
@@ -37,9 +39,9 @@ def float64():
 @pytest.fixture(params=[1, 2, 10], ids=lambda steps: f"unroll {steps}")
 def unroll(request, monkeypatch):
     """Steps per iteration; 2 does not divide the 5 steps, 10 leaves no loop."""
-    from models import jax_stacks
+    from models.jax import stacks
 
-    monkeypatch.setitem(jax_stacks.UNROLL, "cpu", request.param)
+    monkeypatch.setitem(stacks.UNROLL, "cpu", request.param)
     return request.param
 
 
@@ -91,7 +93,7 @@ def test_float16_fails_the_proof_of_fp32(runtime):
 def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
     clip_norm = 0.1 if ptb else None
     model = (ptb_model if ptb else model_of)(precision="fp64", clip_norm=clip_norm)
-    optimizer = reference_networks.SGD(0.5, clip_norm) if ptb else reference_networks.Adam(1e-2)
+    optimizer = networks.SGD(0.5, clip_norm) if ptb else networks.Adam(1e-2)
     reference = expected.language_model(
         "sum_over_time" if ptb else "mean", optimizer, WEIGHTS, STATES, BATCHES, carry_states=ptb
     )
@@ -115,7 +117,7 @@ def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
 
 def test_written_backward_pass_is_jaxs_own_derivative(unroll, float64):
     """By the initial states and with gradients of the final ones too, which no language model asks for."""
-    from models import jax_stacks
+    from models.jax import stacks
 
     rng = np.random.default_rng(1)
     arguments = [
@@ -127,8 +129,8 @@ def test_written_backward_pass_is_jaxs_own_derivative(unroll, float64):
         outputs, pull = jax.vjp(function, *arguments)
         return [*outputs, *pull(tuple(map(jax.numpy.asarray, upstream)))]
 
-    ours = by(jax_stacks._recur)
-    for given, wanted in zip(ours, by(lambda *a: jax_stacks._forward(*a)[0]), strict=True):
+    ours = by(stacks._recur)
+    for given, wanted in zip(ours, by(lambda *a: stacks._forward(*a)[0]), strict=True):
         assert error(given, wanted) < 1e-13
 
 
@@ -164,7 +166,7 @@ def test_forward_pass_changes_nothing():
 
 
 def test_states_are_carried_from_step_to_step_only_where_asked():
-    reference = reference_networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
+    reference = networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
     carrying, fresh = model_of(carry_states=True), model_of()
     for model in (carrying, fresh):
         model.train(model.batches[0])
@@ -181,12 +183,12 @@ def first_step(model):
 
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
 def test_first_gradients_are_those_the_optimizer_received(optimizer):
-    wanted = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    wanted = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     assert_close(first_step(model_of(optimizer=(optimizer, 0.5))), wanted)
 
 
 def test_clipping_is_by_the_global_norm():
-    gradients = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    gradients = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     norm = math.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values()))
     for clip_norm, scale in ((norm / 3, 1 / 3), (norm * 1.01, 1.0)):
         wanted = {name: gradient * scale for name, gradient in gradients.items()}
@@ -197,8 +199,8 @@ def test_loss_scale_saves_small_gradients_of_float16_and_sums_over_many_tokens_a
     """10,000 tokens: a gradient of the mean loss by one token is at most 1e-4, where float16's spacing is 6e-8."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2000, TIME))
     tokens[1] %= 3  # few words are targets: the others' gradients are small
-    states = weights.random_states(LAYERS, 2000, UNITS, seed=2)
-    wanted = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *tokens, states).gradients
+    states = canonical.random_states(LAYERS, 2000, UNITS, seed=2)
+    wanted = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *tokens, states).gradients
     typical = {}
     for scale in (1.0, 1024.0):
         given = first_step(model_of("fp16", states=states, batches=[tuple(tokens)], loss_scale=scale))
@@ -264,7 +266,7 @@ def test_model_without_dropout_draws_no_numbers():
 
 
 def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
-    from models.jax_language_model import _Dropout
+    from models.jax.language_model import _Dropout
 
     seen = []
 
@@ -273,7 +275,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
             seen.append((x, super().__call__(x)))
             return seen[-1][1]
 
-    model = model_of(keep_prob=0.25, states=weights.random_states(LAYERS, 40, UNITS, 1), batches=[
+    model = model_of(keep_prob=0.25, states=canonical.random_states(LAYERS, 40, UNITS, 1), batches=[
         tuple(np.random.default_rng(1).integers(0, VOCABULARY, (2, 40, TIME)))
     ])  # fmt: skip
     dropout = Watched(jax.random.key(1), jax.numpy.float32(0.75))
@@ -298,8 +300,8 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
 def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer():
     model = model_of()
     model.train_steps(2)
-    others = weights.uniform(SHAPES, 0.1, seed=9)
-    model.start_from(others, weights.zero_states(LAYERS, BATCH, UNITS))
+    others = canonical.uniform(SHAPES, 0.1, seed=9)
+    model.start_from(others, canonical.zero_states(LAYERS, BATCH, UNITS))
     for _ in range(2):
         assert_same(model.weights(), others)
         assert not any(np.any(x) for x in jax.tree.leaves((model.states, model.slots)))
@@ -310,7 +312,7 @@ def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer():
 def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from_the_start_of_each():
     model = ptb_model(clip_norm=1.0)
     staged = [model.stage(*batch) for batch in BATCHES]
-    network, sgd = reference_networks.LanguageModel("sum_over_time"), reference_networks.SGD(0.0, 1.0)
+    network, sgd = networks.LanguageModel("sum_over_time"), networks.SGD(0.0, 1.0)
     current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
     for rate in (0.5, 0.25):
         sgd.learning_rate, states, total = rate, STATES, 0.0
@@ -326,10 +328,10 @@ def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from
 def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_of_any_length(reduction):
     model = model_of(reduction=reduction, keep_prob=0.5)
     text = np.random.default_rng(8).integers(0, VOCABULARY, 12)
-    zero = weights.zero_states(LAYERS, 1, UNITS)
+    zero = canonical.zero_states(LAYERS, 1, UNITS)
     pieces = [(text[k : min(k + TIME, 11)][None], text[k + 1 : k + 1 + TIME][None]) for k in (0, 5, 10)]
     given = model.evaluate([model.stage(*piece) for piece in pieces], zero)
-    network = reference_networks.LanguageModel("mean")
+    network = networks.LanguageModel("mean")
     assert given == pytest.approx(network.forward(WEIGHTS, text[None, :-1], text[None, 1:], zero).loss, rel=1e-5)
     assert model.states is model.initial_states
     assert_same(model.weights(), WEIGHTS)

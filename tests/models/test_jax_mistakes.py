@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from harness.proof import Kernel
-from models import layouts
+from harness.measure.proof import Kernel
+from models.weights import layouts
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
@@ -37,7 +37,7 @@ def model(stack=None):
 
 
 def scan_lstm():
-    from models.jax_stacks import ScanLSTM
+    from models.jax.stacks import ScanLSTM
 
     return ScanLSTM
 
@@ -66,12 +66,12 @@ def test_state_leaked_from_a_layer_into_the_next_is_caught(failed):
 
     class Leaking(scan_lstm()):
         def __call__(self, parameters, inputs, states, dropout=None):
-            from models import jax_stacks
+            from models.jax import stacks
 
             h, c = (state[0] for state in states)
             for layer in range(self.num_layers):
                 kernel, recurrent_kernel, bias = parameters[3 * layer : 3 * layer + 3]
-                inputs, h, c = jax_stacks._recur(inputs @ kernel + bias, recurrent_kernel, h, c)
+                inputs, h, c = stacks._recur(inputs @ kernel + bias, recurrent_kernel, h, c)
             return inputs, states
 
     for mode in ("train", "stack"):
@@ -137,9 +137,9 @@ def test_timed_step_that_is_another_program_is_caught(failed):
 
 
 def test_steps_written_out_where_a_loop_is_named_are_caught(failed, monkeypatch):
-    from models import jax_stacks
+    from models.jax import stacks
 
-    monkeypatch.setitem(jax_stacks.UNROLL, "cpu", cases.STEPS)
+    monkeypatch.setitem(stacks.UNROLL, "cpu", cases.STEPS)
     for mode in ("train", "forward", "stack"):
         assert failed(model(), mode) == {"kernel"}
     written_out = jax_cases.kernel_of("jax_scan", "gpu")  # STEPS are few enough for one iteration there

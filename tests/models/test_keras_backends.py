@@ -12,9 +12,11 @@ import sys
 
 import pytest
 
-from harness import machine, runtimes
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import fit_rows, weights
+from harness.frameworks import runtimes
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from harness.record import machine
+from models.keras import fit_rows
+from models.weights import canonical
 from tests import cases
 
 ROWS = [
@@ -35,7 +37,7 @@ def found_of(row: str, device: str, precision: str) -> dict:
 def _found(row: str, device: str, precision: str) -> dict:
     import numpy as np
 
-    from harness.clocks import EpochClock
+    from harness.measure.clocks import EpochClock
 
     made = fit_rows.PEER_FIT_IMPLEMENTATIONS[row]
     runtime = runtimes.make(made.framework, device, precision, machine.physical_cores())
@@ -61,7 +63,7 @@ def _found(row: str, device: str, precision: str) -> dict:
     found |= {"dropped": dropped.tolist(), "proven": proven}
 
     shapes = {name: array.shape for name, array in start.items()}
-    trial.load(weights.keras_default(shapes, 1))
+    trial.load(canonical.keras_default(shapes, 1))
     bright = np.where(np.arange(cases.STEPS * cases.FEATURES) % cases.CLASSES == labels[:, np.newaxis], 1.0, 0.0)
     x, traces, clock = np.float32(bright.reshape(inputs.shape)), trial.traces, EpochClock()
     result = trial.fit(x, labels, 20, (x[:40], labels[:40]), clock)

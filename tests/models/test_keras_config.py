@@ -2,8 +2,8 @@
 
 import pytest
 
-from models.keras_config import from_keras_config
-from models.layouts import StackSpec
+from models.cudnn.keras_config import from_keras_config
+from models.weights.layouts import StackSpec
 
 
 def serialized(class_name="LSTM", **config):

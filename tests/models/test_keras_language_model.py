@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from models import jax_rows
+from models.jax import jax_rows
 from tests import jax_cases
 
 ROWS = [
@@ -33,7 +33,7 @@ def test_another_backend_than_the_rows_is_refused():
     import keras
 
     assert keras.backend.backend() == "tensorflow"
-    from models import keras_language_model
+    from models.keras import language_model
 
     with pytest.raises(ValueError, match="Keras runs on tensorflow, expected jax"):
-        keras_language_model.language_model(backend="jax")
+        language_model.language_model(backend="jax")

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import reference_networks, stacks, weights
-from models.language_model import LanguageModel, _Traced
+from models.reference import networks
+from models.tf import stacks
+from models.tf.language_model import LanguageModel, _Traced
+from models.weights import canonical
 from tests import cases
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
-SHAPES = weights.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
-WEIGHTS = weights.large_random(SHAPES, seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+SHAPES = canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
+WEIGHTS = canonical.large_random(SHAPES, seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
 TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's sparse gradient overlap
 BATCHES = [tuple(pair) for pair in TOKENS]
@@ -73,8 +75,8 @@ def test_float16_row_passes_its_proof_and_fails_that_of_fp32(row, tensorflow_run
 def test_float64_model_follows_the_reference_to_rounding(row):
     """With SGD at a rate of two's power: Keras rounds Adam's constants and every rate to float32."""
     model = ptb_model(0.5, row=row, dtype="float64", clip_norm=0.1)
-    reference = reference_networks.trajectory(
-        reference_networks.LanguageModel("sum_over_time"), reference_networks.SGD(0.5, clip_norm=0.1), WEIGHTS,
+    reference = networks.trajectory(
+        networks.LanguageModel("sum_over_time"), networks.SGD(0.5, clip_norm=0.1), WEIGHTS,
         BATCHES, STATES, steps=6, carry_states=True,
     )  # fmt: skip
     assert error(model.train_steps(6), reference.losses) < 1e-13  # measured: 3e-16
@@ -156,7 +158,7 @@ def test_what_is_traced_beforehand_is_what_runs(row, dtype):
 
 
 def test_states_are_carried_from_step_to_step_only_where_asked():
-    reference = reference_networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
+    reference = networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
     carrying, fresh = model_of(carry_states=True), model_of()
     for model in (carrying, fresh):
         model.train(model.batches[0])
@@ -174,13 +176,13 @@ def first_step(model):
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.SGD])
 def test_first_gradients_are_those_the_optimizer_received(optimizer):
-    expected = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    expected = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     assert_close(first_step(model_of(optimizer=optimizer(0.5))), expected)
 
 
 def test_clipping_is_by_the_global_norm_of_dense_gradients():
     """A word that comes up many times counts once, with the sum of its gradients."""
-    gradients = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    gradients = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     norm = math.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values()))
     for clip_norm, scale in ((norm / 3, 1 / 3), (norm * 1.01, 1.0)):
         expected = {name: gradient * scale for name, gradient in gradients.items()}
@@ -191,8 +193,8 @@ def test_loss_scale_saves_small_gradients_of_float16_and_sums_over_many_tokens_a
     """10,000 tokens: a gradient of the mean loss by one token is at most 1e-4, where float16's spacing is 6e-8."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2000, TIME))
     tokens[1] %= 3  # few words are targets: the others' gradients are small
-    states = weights.random_states(LAYERS, 2000, UNITS, seed=2)
-    reference = reference_networks.LanguageModel("mean")
+    states = canonical.random_states(LAYERS, 2000, UNITS, seed=2)
+    reference = networks.LanguageModel("mean")
     expected = reference.loss_and_gradients(WEIGHTS, *tokens, states).gradients
     typical = {}
     for scale in (1.0, 1024.0):
@@ -266,8 +268,8 @@ def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer():
     model = model_of()
     start = [variable.numpy() for variable in model.optimizer.variables]
     model.train_steps(2)
-    others = weights.uniform(SHAPES, 0.1, seed=9)
-    model.start_from(others, weights.zero_states(LAYERS, BATCH, UNITS))
+    others = canonical.uniform(SHAPES, 0.1, seed=9)
+    model.start_from(others, canonical.zero_states(LAYERS, BATCH, UNITS))
     for _ in range(2):
         assert_same(model.weights(), others)
         assert not any(np.any(state) for layer in model.states for state in layer)
@@ -279,7 +281,7 @@ def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer():
 
 def reference_training(epochs, batches, clip_norm):
     """Mean losses per token of `epochs` passes by plain NumPy, and the weights after them."""
-    network, sgd = reference_networks.LanguageModel("sum_over_time"), reference_networks.SGD(0.0, clip_norm)
+    network, sgd = networks.LanguageModel("sum_over_time"), networks.SGD(0.0, clip_norm)
     current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
     losses = []
     for rate in epochs:
@@ -305,12 +307,12 @@ def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from
 def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_of_any_length(reduction):
     model = model_of(reduction=reduction, keep_prob=0.5)
     text = np.random.default_rng(8).integers(0, VOCABULARY, 12)
-    zero = weights.zero_states(LAYERS, 1, UNITS)
+    zero = canonical.zero_states(LAYERS, 1, UNITS)
     pieces = [(text[k : k + TIME][None], text[k + 1 : k + 1 + TIME][None]) for k in (0, 5)] + [
         (text[10:11][None], text[11:12][None])
     ]
     given = model.evaluate([model.stage(*piece) for piece in pieces], zero)
-    network = reference_networks.LanguageModel("mean")
+    network = networks.LanguageModel("mean")
     assert given == pytest.approx(network.forward(WEIGHTS, text[None, :-1], text[None, 1:], zero).loss, rel=1e-5)
     assert model.states is model.initial_states
     assert_same(model.weights(), WEIGHTS)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models import layouts
-from models.reference import lstm_stack_backward, lstm_stack_forward
-from models.weights import large_random, lstm_shapes, random_states
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.weights import layouts
+from models.weights.canonical import large_random, lstm_shapes, random_states
 
 INPUT, UNITS, BATCH, TIME = 5, 7, 3, 6
 WEIGHTS = large_random(lstm_shapes(INPUT, UNITS, num_layers=2), seed=1)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from models import layouts
-from models.reference import lstm_stack_backward, lstm_stack_forward
-from models.reference_networks import SGD, Adam, Classifier, LanguageModel, trajectory
-from models.weights import (
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.reference.networks import SGD, Adam, Classifier, LanguageModel, trajectory
+from models.weights import layouts
+from models.weights.canonical import (
     classifier_shapes,
     language_model_shapes,
     large_random,

@@ -22,7 +22,7 @@ from math import exp, log, tanh
 
 import numpy as np
 
-from models.reference import lstm_stack_backward, lstm_stack_forward
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 
 LN2, LN3 = log(2), log(3)
 HAND = {

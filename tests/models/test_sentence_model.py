@@ -4,17 +4,18 @@ import keras
 import numpy as np
 import pytest
 
-from harness.proof import Kernel
-from models import expected, weights
-from models.cudnn_checks import Lengths
-from models.cudnn_stack import CudnnStack
-from models.reference_networks import SGD, LanguageModel
-from models.sentence_model import SentenceModel, cut
+from harness.measure.proof import Kernel
+from models.cudnn.checks import Lengths
+from models.reference import expected
+from models.reference.networks import SGD, LanguageModel
+from models.tf.cudnn_stack import CudnnStack
+from models.tf.sentence_model import SentenceModel, cut
+from models.weights import canonical
 from tests import cases
 
 VOCABULARY, UNITS, LAYERS, BATCH = 13, 6, 2, 3
-WEIGHTS = weights.large_random(weights.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS), seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+WEIGHTS = canonical.large_random(canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS), seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 CLIP_NORM = 0.5
 KERNEL = Kernel(ops={r"loop:\w*MatMul": LAYERS}, not_ops="CudnnRNN.*")
 WAYS = {"padded": (9, False), "lengths": (9, True), "as long as the longest": (0, True)}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import softmax_fused, stacks
-from models.softmax_loss import NEVER, padded_size
+from models.tf import stacks
+from models.wavefront import softmax
+from models.wavefront.softmax_loss import NEVER, padded_size
 from tests import cases
 from tests.models.emulated_kernels import H200, emulated
 
@@ -50,7 +51,7 @@ def expected(logits, bias, targets, scale):
 def found(logits, bias, targets, vocabulary, scale, upstream=1.0):
     with tf.GradientTape() as tape:
         tape.watch([logits, bias])
-        total, losses = softmax_fused.scaled_loss(logits, bias, targets, vocabulary, scale)
+        total, losses = softmax.scaled_loss(logits, bias, targets, vocabulary, scale)
     np.testing.assert_allclose(total, scale * np.sum(losses), rtol=1e-6)
     d_logits, d_bias = tape.gradient(total, [logits, bias], tf.constant(upstream))
     assert d_logits.dtype == logits.dtype and d_bias.dtype == losses.dtype == tf.float32
@@ -94,7 +95,7 @@ def test_single_losses_have_no_gradient(monkeypatch, folder):
     logits, bias, targets = given(4, 100, "float32")
     with emulated(monkeypatch, folder), tf.GradientTape() as tape:
         tape.watch([logits, bias])
-        losses = softmax_fused.scaled_loss(logits, bias, targets, 100, 1.0)[1]
+        losses = softmax.scaled_loss(logits, bias, targets, 100, 1.0)[1]
     assert tape.gradient(losses, [logits, bias]) == [None, None]
 
 
@@ -138,22 +139,22 @@ def test_logits_that_are_no_numbers_are_seen(monkeypatch, folder, wrong):
     ("rows", "columns"), [(6400, 10048), (400, 10048), (896, 64), (700, 35008), (1, 64), (6400, 30016)]
 )
 def test_every_vocabulary_of_the_tables_fits(rows, columns, itemsize):
-    launch = softmax_fused.cut(rows, columns, itemsize, H200)
+    launch = softmax.cut(rows, columns, itemsize, H200)
     kept = -(-columns * itemsize // (16 * launch.threads)) * (16 // itemsize)
-    assert kept <= softmax_fused.REGISTERS and kept * launch.threads >= columns
+    assert kept <= softmax.REGISTERS and kept * launch.threads >= columns
     assert launch.blocks * (launch.shared_bytes + 1024) <= 233472 and launch.blocks * launch.threads <= 1024
     assert 1 <= launch.grid <= rows and launch.grid <= launch.blocks * 132
 
 
 def test_it_is_taken_for_large_logits_whose_rows_fit(monkeypatch):
-    monkeypatch.setattr(softmax_fused.cuda_source, "chip", lambda: H200)
-    assert softmax_fused.pays(6400, 10048, tf.float32) and softmax_fused.pays(6400, 10048, tf.float16)
-    assert not softmax_fused.pays(400, 10048, tf.float32), "XLA's way is faster in the cache"
-    assert not softmax_fused.pays(204800, 64, tf.float32), "two warps a multiprocessor"
-    assert not softmax_fused.pays(6400, 41024, tf.float32) and not softmax_fused.pays(6400, 10001, tf.float32)
-    assert not softmax_fused.pays(6400, 10048, tf.float64)
-    monkeypatch.setattr(softmax_fused.cuda_source, "chip", lambda: H200._replace(capability=75))
-    assert not softmax_fused.pays(6400, 10048, tf.float32)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
+    assert softmax.pays(6400, 10048, tf.float32) and softmax.pays(6400, 10048, tf.float16)
+    assert not softmax.pays(400, 10048, tf.float32), "XLA's way is faster in the cache"
+    assert not softmax.pays(204800, 64, tf.float32), "two warps a multiprocessor"
+    assert not softmax.pays(6400, 41024, tf.float32) and not softmax.pays(6400, 10001, tf.float32)
+    assert not softmax.pays(6400, 10048, tf.float64)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200._replace(capability=75))
+    assert not softmax.pays(6400, 10048, tf.float32)
 
 
 @pytest.mark.parametrize(
@@ -168,15 +169,15 @@ def test_it_is_taken_for_large_logits_whose_rows_fit(monkeypatch):
     ],
 )
 def test_what_the_kernel_cannot_do_is_an_error(monkeypatch, columns, dtypes, vocabulary, message):
-    monkeypatch.setattr(softmax_fused.cuda_source, "chip", lambda: H200)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
     given = [tf.zeros(shape, dtype) for shape, dtype in zip(([1, columns], [columns], [1]), dtypes, strict=True)]
     with pytest.raises(ValueError, match=message):
-        softmax_fused.scaled_loss(*given, vocabulary, 1.0)
+        softmax.scaled_loss(*given, vocabulary, 1.0)
 
 
 def test_bias_of_another_size_is_an_error():
     with pytest.raises(ValueError, match="a bias for every column"):
-        softmax_fused.scaled_loss(tf.zeros([1, 128]), tf.zeros([64]), tf.zeros([1], tf.int64), 64, 1.0)
+        softmax.scaled_loss(tf.zeros([1, 128]), tf.zeros([64]), tf.zeros([1], tf.int64), 64, 1.0)
 
 
 @needs_compiler
@@ -187,9 +188,9 @@ def test_language_model_trains_as_without_it(monkeypatch, folder, row, precision
     """Losses, the first gradients and the weights after two steps: mean loss and Adam; sum over time and SGD."""
     monkeypatch.setattr(cases, "CLIP_NORM", 1e9)  # clipping would take a wrong factor off again
     kept, made = {}, stacks.IMPLEMENTATIONS[row]._replace(eager=True, jit_compile=False)
-    monkeypatch.setattr(softmax_fused, "LARGE", 0)
-    monkeypatch.setattr(softmax_fused, "FEW_THREADS", 0)
-    monkeypatch.setattr(softmax_fused, "scaled_loss", _counted(softmax_fused.scaled_loss, calls := []))
+    monkeypatch.setattr(softmax, "LARGE", 0)
+    monkeypatch.setattr(softmax, "FEW_THREADS", 0)
+    monkeypatch.setattr(softmax, "scaled_loss", _counted(softmax.scaled_loss, calls := []))
     with emulated(monkeypatch, folder, tf32=False):
         for fused in (False, True):
             monkeypatch.setitem(stacks.IMPLEMENTATIONS, row, made._replace(fused_loss=fused))
@@ -208,10 +209,10 @@ def test_language_model_trains_as_without_it(monkeypatch, folder, row, precision
 
 def test_compiled_training_step_holds_one_launch_of_it(monkeypatch):
     """As XLA gets it: traced, since only a GPU can compile it."""
-    monkeypatch.setattr(softmax_fused.cuda_source, "chip", lambda: H200)
-    monkeypatch.setattr(softmax_fused.cuda_source, "ptx", lambda *_: "PTX")
-    monkeypatch.setattr(softmax_fused, "LARGE", 0)
-    monkeypatch.setattr(softmax_fused, "FEW_THREADS", 0)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(softmax.nvrtc, "ptx", lambda *_: "PTX")
+    monkeypatch.setattr(softmax, "LARGE", 0)
+    monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     monkeypatch.setitem(
         stacks.IMPLEMENTATIONS, "wavefront", stacks.IMPLEMENTATIONS["wavefront"]._replace(fused_loss=True)
     )

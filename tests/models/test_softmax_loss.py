@@ -1,4 +1,4 @@
-"""The cross-entropy of models/softmax_loss.py against TensorFlow's own."""
+"""The cross-entropy of models/wavefront/softmax_loss.py against TensorFlow's own."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def losses_and_gradients(tf, given, dtype, head):
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-14), ("float32", 1e-6), ("float16", 5e-3)])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_losses_and_gradients_are_those_of_the_op_without_padding(tensorflow, given, dtype, limit, jit_compile):
-    from models.softmax_loss import padded, softmax_losses
+    from models.wavefront.softmax_loss import padded, softmax_losses
 
     tf = tensorflow
 
@@ -52,7 +52,7 @@ def test_losses_and_gradients_are_those_of_the_op_without_padding(tensorflow, gi
 
 
 def test_vocabulary_of_a_whole_multiple_is_left_as_it_is(tensorflow):
-    from models.softmax_loss import MULTIPLE, padded
+    from models.wavefront.softmax_loss import MULTIPLE, padded
 
     kernel, bias = padded(tensorflow.ones([2, 2 * MULTIPLE]), tensorflow.ones([2 * MULTIPLE]))
     assert kernel.shape == (2, 2 * MULTIPLE) and bias.shape == (2 * MULTIPLE,)
@@ -60,7 +60,7 @@ def test_vocabulary_of_a_whole_multiple_is_left_as_it_is(tensorflow):
 
 
 def test_targets_that_are_no_words_are_nan_and_those_of_rank_two_are_taken(tensorflow):
-    from models.softmax_loss import padded, softmax_losses
+    from models.wavefront.softmax_loss import padded, softmax_losses
 
     tf = tensorflow
     kernel, bias = padded(tf.ones([2, 10]), tf.zeros([10]))

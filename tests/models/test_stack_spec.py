@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import machine
-from models import layouts
-from models.layouts import StackSpec, canonical_shapes, cudnn_biases, cudnn_matrices, cudnn_size
+from harness.record import machine
+from models.weights import layouts
+from models.weights.layouts import StackSpec, canonical_shapes, cudnn_biases, cudnn_matrices, cudnn_size
 
 MODES = ["lstm", "gru", "rnn_tanh", "rnn_relu"]
 SPEC = StackSpec("lstm", num_layers=2, units=3, input_size=2, bidirectional=True)

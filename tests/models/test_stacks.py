@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from harness.proof import Proof
-from models import stacks
-from models.reference import lstm_stack_backward, lstm_stack_forward
-from models.weights import large_random, lstm_shapes, random_states
+from harness.measure.proof import Proof
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.tf import stacks
+from models.weights.canonical import large_random, lstm_shapes, random_states
 from tests import cases
 
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 2, 4, 5
@@ -78,7 +78,7 @@ def run(stack, inputs=INPUTS, states=STATES, dropout=None, compiled=False):
 
 
 def reference(inputs=INPUTS, states=STATES):
-    """The same in float64 by models/reference.py."""
+    """The same in float64 by models/reference/lstm.py."""
     outputs, finals, cache = lstm_stack_forward(inputs, WEIGHTS, states, LAYERS)
     d_inputs, d_weights, d_states = lstm_stack_backward(D_OUTPUTS, cache)
     return outputs, flat([f[0] for f in finals]), d_inputs, flat([d[0] for d in d_states]), d_weights
@@ -205,7 +205,7 @@ def test_dropout_rate_is_a_variable_of_the_graph(row):
 
 
 def test_registered_gradient_of_block_lstm_v2_is_wrong_and_the_row_does_not_use_it():
-    """Why models/block_fused.py brings its own: when this fails, TensorFlow has mended it."""
+    """Why models/tf/block_fused.py brings its own: when this fails, TensorFlow has mended it."""
     kernel, bias = (tf.constant(array) for array in build("block_fused", num_layers=1).from_canonical(WEIGHTS))
     (h, c), zeros = tensors(STATES[:1], "float32")[0], tf.zeros(UNITS)
     expected, _, cache = lstm_stack_forward(INPUTS, WEIGHTS, STATES[:1], 1)

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from harness.clocks import EpochClock
-from harness.proof import UPDATE_STEPS, Kernel, Proof
-from models import expected, fit_rows, reference_networks, torch_stacks, weights
-from models.torch_classifier import CapturedClassifier, TorchClassifier
-from models.torch_language_model import COMPUTE_DTYPE
+from harness.measure.clocks import EpochClock
+from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models.keras import fit_rows
+from models.pytorch import stacks
+from models.pytorch.classifier import CapturedClassifier, TorchClassifier
+from models.pytorch.language_model import COMPUTE_DTYPE
+from models.reference import expected, networks
+from models.weights import canonical
 from tests import cases, torch_cases
 
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 3, 4, 6, 2, (8,), 3, 7
-SHAPES = weights.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES)
-WEIGHTS = weights.large_random(SHAPES, seed=3)
+SHAPES = canonical.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES)
+WEIGHTS = canonical.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
@@ -48,7 +51,7 @@ def trial_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2, 0.1), 
     """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
     torch.compiler.reset()
     name = {"captured": "torch_lstm_graph", "captured cells": "torch_compile"}.get(row, row)
-    stack = getattr(torch_stacks, ROWS[name].made.stack)(start, LAYERS, COMPUTE_DTYPE[precision])
+    stack = getattr(stacks, ROWS[name].made.stack)(start, LAYERS, COMPUTE_DTYPE[precision])
     arguments = (stack, start, INPUTS, LABELS, BATCH, optimizer)
     if row.startswith("captured"):
         return CapturedClassifier(*arguments, record=run_eagerly, **options)
@@ -56,14 +59,14 @@ def trial_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2, 0.1), 
 
 
 def reference_of(decay=0.1):
-    states = weights.zero_states(LAYERS, BATCH, UNITS)
+    states = canonical.zero_states(LAYERS, BATCH, UNITS)
     batches = [(INPUTS[k : k + BATCH], LABELS[k : k + BATCH]) for k in range(0, len(INPUTS), BATCH)]
-    return expected.classifier(reference_networks.Adam(1e-2, decay=decay), WEIGHTS, states, batches)
+    return expected.classifier(networks.Adam(1e-2, decay=decay), WEIGHTS, states, batches)
 
 
 def logits_of(start, x, y):
-    states = weights.zero_states(LAYERS, len(x), UNITS)
-    return reference_networks.Classifier().forward(start, x, y, states).logits
+    states = canonical.zero_states(LAYERS, len(x), UNITS)
+    return networks.Classifier().forward(start, x, y, states).logits
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ def test_restore_is_exact_and_load_makes_other_weights_the_start(row, precision)
     assert_same(trial.weights(), WEIGHTS)
     assert trial.optimizer.iterations == 0 and not any(tensor.any() for tensor in trial.optimizer.tensors)
     np.testing.assert_array_equal(trial.train_steps(3), losses)
-    others = weights.keras_default(SHAPES, seed=4)
+    others = canonical.keras_default(SHAPES, seed=4)
     trial.load(others)
     assert_same(trial.weights(), others)
     trial.train_steps(1)
@@ -191,7 +194,7 @@ def test_captured_step_with_the_librarys_own_dropout_is_one_graph_per_rate():
 
 
 def test_rates_that_differ_between_the_layers_are_refused():
-    start = weights.large_random(weights.classifier_shapes(FEATURES, UNITS, 3, DENSE, CLASSES), seed=3)
+    start = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, 3, DENSE, CLASSES), seed=3)
     with pytest.raises(ValueError, match="one rate between all layers"):
         ROWS["torch_lstm"].classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1))
 
@@ -212,7 +215,7 @@ def test_fit_learns_and_feeds_the_clock(row, precision, capsys):
     options = dict(rates=(0.05, 0.05, 0.05), capacity=len(x), loss_scale=64.0)
     trial = trial_of(row, precision, optimizer=("Adam", 1e-2, 0.0), **options)
     trial.warm_up(test), trial.timed_steps(1)
-    trial.load(weights.keras_default(SHAPES, seed=1))
+    trial.load(canonical.keras_default(SHAPES, seed=1))
     traces, clock = trial.traces, EpochClock()
     result = trial.fit(x, y, 8, test, clock)
     assert trial.traces == traces
@@ -238,8 +241,8 @@ def test_epoch_takes_every_sequence_once_in_an_order_of_its_own():
 def test_losses_and_accuracy_of_an_epoch_are_those_of_its_steps(row):
     """With a learning rate of 0, so that all steps see the same weights."""
     trial = trial_of(row, optimizer=("Adam", 0.0, 0.0), capacity=100)
-    reference = reference_networks.Classifier().forward(
-        WEIGHTS, INPUTS, LABELS, weights.zero_states(LAYERS, len(INPUTS), UNITS)
+    reference = networks.Classifier().forward(
+        WEIGHTS, INPUTS, LABELS, canonical.zero_states(LAYERS, len(INPUTS), UNITS)
     )
     right = (reference.logits.argmax(axis=1) == LABELS).mean()
     clock = EpochClock()

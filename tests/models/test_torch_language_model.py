@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from models import expected, reference_networks, torch_rows, torch_stacks, weights
-from models.torch_language_model import COMPUTE_DTYPE, CapturedLanguageModel, TorchLanguageModel
+from models.pytorch import stacks, torch_rows
+from models.pytorch.language_model import COMPUTE_DTYPE, CapturedLanguageModel, TorchLanguageModel
+from models.reference import expected, networks
+from models.weights import canonical
 from tests import cases, torch_cases
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
-SHAPES = weights.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
-WEIGHTS = weights.large_random(SHAPES, seed=1)
-STATES = weights.random_states(LAYERS, BATCH, UNITS, seed=2)
+SHAPES = canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
+WEIGHTS = canonical.large_random(SHAPES, seed=1)
+STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
 TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's gradient overlap
 BATCHES = [tuple(pair) for pair in TOKENS]
@@ -49,7 +51,7 @@ def model_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2), state
     """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
     torch.compiler.reset()
     name = {"captured": "torch_lstm_graph", "captured cells": "torch_compile"}.get(row, row)
-    kind = getattr(torch_stacks, torch_rows.TORCH_IMPLEMENTATIONS[name].stack)
+    kind = getattr(stacks, torch_rows.TORCH_IMPLEMENTATIONS[name].stack)
     stack = kind(WEIGHTS, LAYERS, COMPUTE_DTYPE[precision])
     arguments = (stack, WEIGHTS, states, batches, optimizer)
     if row.startswith("captured"):
@@ -62,7 +64,7 @@ def ptb_model(rate=0.5, **options):
 
 
 def reference_of(ptb, clip_norm=None):
-    optimizer = reference_networks.SGD(0.5, clip_norm) if ptb else reference_networks.Adam(1e-2)
+    optimizer = networks.SGD(0.5, clip_norm) if ptb else networks.Adam(1e-2)
     return expected.language_model("sum_over_time" if ptb else "mean", optimizer, WEIGHTS, STATES, BATCHES, ptb)
 
 
@@ -121,10 +123,10 @@ def test_float64_model_follows_the_reference_to_rounding(row, ptb):
 
 def test_plain_adam_of_pytorch_misses_keras_update_and_ours_does_not():
     """Gradients of epsilon's size: PyTorch's own epsilon is up to 32 times smaller."""
-    from models.torch_optimizers import Adam
+    from models.pytorch.optimizers import Adam
 
     gradient = np.array([1e-7, -3e-7, 1e-6, 1e-2])
-    keras = reference_networks.Adam(1e-3)
+    keras = networks.Adam(1e-3)
     by_numpy = {"w": np.zeros(4)}
     ours, plain = (torch.zeros(4, dtype=torch.float64) for _ in range(2))
     optimizer = Adam([ours], 1e-3)
@@ -175,7 +177,7 @@ def test_forward_pass_changes_nothing():
 
 @pytest.mark.parametrize("row", ["torch_lstm", "torch_cells", "captured"])
 def test_states_are_carried_from_step_to_step_only_where_asked(row):
-    reference = reference_networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
+    reference = networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
     for carry_states, wanted in ((True, reference.final_states), (False, STATES)):
         model = model_of(row=row, carry_states=carry_states)
         model.train(model.batches[0])
@@ -191,7 +193,7 @@ def first_step(model):
 
 def test_clipping_is_by_the_global_norm_of_dense_gradients():
     """A word that comes up many times counts once, with the sum of its gradients."""
-    gradients = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
+    gradients = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
     norm = math.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values()))
     for clip_norm, scale in ((norm / 3, 1 / 3), (norm * 1.01, 1.0)):
         wanted = {name: gradient * scale for name, gradient in gradients.items()}
@@ -201,8 +203,8 @@ def test_clipping_is_by_the_global_norm_of_dense_gradients():
 def test_loss_scale_saves_small_gradients_of_float16():
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2000, TIME))
     tokens[1] %= 3  # few words are targets: the others' gradients are small
-    states = weights.random_states(LAYERS, 2000, UNITS, seed=2)
-    reference = reference_networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *tokens, states).gradients
+    states = canonical.random_states(LAYERS, 2000, UNITS, seed=2)
+    reference = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *tokens, states).gradients
     typical = {}
     for scale in (1.0, 1024.0):
         given = first_step(model_of(precision="fp16", states=states, batches=[tuple(tokens)], loss_scale=scale))
@@ -277,7 +279,7 @@ def test_captured_step_with_the_librarys_own_dropout_is_another_graph_at_another
 
 
 def test_unproven_step_is_told_by_its_first_other_op():
-    from models.torch_difference import ops_of, step_difference
+    from models.pytorch.difference import ops_of, step_difference
 
     x = torch.ones(3)
     same, other = ops_of(lambda: (x + 1).sin()), ops_of(lambda: (x + 2).sin())
@@ -345,8 +347,8 @@ def test_captured_adam_reads_its_rate_from_a_tensor_that_is_set_before_each_step
 def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer(row):
     model = model_of(row=row)
     model.train_steps(2)
-    others = weights.uniform(SHAPES, 0.1, seed=9)
-    model.start_from(others, weights.zero_states(LAYERS, BATCH, UNITS))
+    others = canonical.uniform(SHAPES, 0.1, seed=9)
+    model.start_from(others, canonical.zero_states(LAYERS, BATCH, UNITS))
     for _ in range(2):
         assert_same(model.weights(), others)
         assert not any(state.any() for state in model.states)
@@ -359,7 +361,7 @@ def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer(row):
 def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from_the_start_of_each(row):
     model = ptb_model(row=row, clip_norm=1.0)
     staged = [model.stage(*batch) for batch in BATCHES]
-    network, sgd = reference_networks.LanguageModel("sum_over_time"), reference_networks.SGD(0.0, 1.0)
+    network, sgd = networks.LanguageModel("sum_over_time"), networks.SGD(0.0, 1.0)
     current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
     for rate in (0.5, 0.25):
         sgd.learning_rate, states, total = rate, STATES, 0.0
@@ -376,11 +378,11 @@ def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from
 def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_of_any_length(row, reduction):
     model = model_of(row=row, reduction=reduction, keep_prob=0.5)
     text = np.random.default_rng(8).integers(0, VOCABULARY, 12)
-    zero = weights.zero_states(LAYERS, 1, UNITS)
+    zero = canonical.zero_states(LAYERS, 1, UNITS)
     pieces = [(text[k : k + TIME][None], text[k + 1 : k + 1 + TIME][None]) for k in (0, 5)] + [
         (text[10:11][None], text[11:12][None])
     ]
     given = model.evaluate([model.stage(*piece) for piece in pieces], zero)
-    network = reference_networks.LanguageModel("mean")
+    network = networks.LanguageModel("mean")
     assert given == pytest.approx(network.forward(WEIGHTS, text[None, :-1], text[None, 1:], zero).loss, rel=1e-5)
     assert_same(model.weights(), WEIGHTS)

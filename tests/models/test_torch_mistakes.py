@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from models import layouts, torch_difference, torch_rows
-from models.torch_cells import PrimitiveCell, UnrolledLSTM
+from models.pytorch import difference, torch_rows
+from models.pytorch.cells import PrimitiveCell, UnrolledLSTM
+from models.weights import layouts
 from tests import cases, torch_cases
 
 
@@ -67,7 +68,7 @@ class ForgetfulLSTM(UnrolledLSTM):
 
 
 def test_scripted_lstm_that_does_not_carry_its_state_is_caught(monkeypatch):
-    from models.torch_stacks import ScriptedPrimitiveStack
+    from models.pytorch.stacks import ScriptedPrimitiveStack
 
     monkeypatch.setattr(ScriptedPrimitiveStack, "unrolled", ForgetfulLSTM)
     assert failed(model("torch_jit"), "torch_jit") >= {"outputs", "gradients", "loss", "update"}
@@ -82,7 +83,7 @@ def test_weights_without_a_gradient_stop_the_row(monkeypatch):
             h, c = state
             return super().forward(x, (h.detach(), c.detach()))
 
-    monkeypatch.setattr("models.torch_stacks.PrimitiveCell", Detached)
+    monkeypatch.setattr("models.pytorch.stacks.PrimitiveCell", Detached)
     assert failed(model("torch_cells"), "torch_cells") >= {"gradients", "update"}
     monkeypatch.undo()
     trial = model("torch_cells")
@@ -151,5 +152,5 @@ def test_every_row_of_a_gpu_is_told_by_what_it_launches():
 
 def test_difference_of_two_steps_sees_sizes_and_no_addresses():
     """nn.LSTM on a GPU hands cuDNN the storage of its flat weights."""
-    described = [torch_difference._described([torch.zeros(n).untyped_storage(), torch.zeros(n)]) for n in (3, 3, 4)]
+    described = [difference._described([torch.zeros(n).untyped_storage(), torch.zeros(n)]) for n in (3, 3, 4)]
     assert described[0] == described[1] != described[2]

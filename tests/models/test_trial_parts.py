@@ -4,17 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from models import trial_parts
+from models import trial
 
 
 def test_dropout_comes_back_even_where_a_step_fails():
     set_to = []
     model = SimpleNamespace(dropout_rate=0.35, set_dropout_rate=set_to.append)
-    with pytest.raises(RuntimeError), trial_parts.dropout_off(model):
+    with pytest.raises(RuntimeError), trial.dropout_off(model):
         raise RuntimeError
     assert set_to == [0.0, 0.35]
 
 
 def test_mean_loss_weighs_each_batch_by_its_steps():
-    assert trial_parts.mean_loss([2.0, 5.0], [30, 10], "mean") == (2 * 30 + 5 * 10) / 40
-    assert trial_parts.mean_loss([60.0, 50.0], [30, 10], "sum_over_time") == (60 + 50) / 40
+    assert trial.mean_loss([2.0, 5.0], [30, 10], "mean") == (2 * 30 + 5 * 10) / 40
+    assert trial.mean_loss([60.0, 50.0], [30, 10], "sum_over_time") == (60 + 50) / 40

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import wavefront
-from models.wavefront import WavefrontLSTM
+from models.wavefront import layer as wavefront
+from models.wavefront.layer import WavefrontLSTM
 from tests import cudnn_layer_cases
 from tests.cudnn_layer_cases import (
     BATCH,
@@ -150,7 +150,7 @@ def test_dropout_acts_between_layers_in_training_only(direction):
 
 @pytest.mark.parametrize("together", ["together", "in turn"])
 def test_dropout_keeps_each_number_with_its_probability_and_the_mean(together, monkeypatch):
-    monkeypatch.setattr("models.wavefront_stacking.TURNS_FROM_BYTES", 0 if together == "in turn" else 2**60)
+    monkeypatch.setattr("models.wavefront.stack.TURNS_FROM_BYTES", 0 if together == "in turn" else 2**60)
     made = WavefrontLSTM(1, 2, dropout=0.25, return_sequences=True, seed=0, dtype="float64")
     made.build((None, None, 1))
     # Layer 0 gives constant numbers, layer 1's input gate alone hangs on them, and c forgets: every output is 0 or of one value.
@@ -524,7 +524,7 @@ def test_bidirectional_wrapper_is_told_what_to_use_instead():
 
 
 def test_another_backend_is_refused_by_name():
-    code = "from models.wavefront import WavefrontLSTM; WavefrontLSTM(3)"
+    code = "from models.wavefront.layer import WavefrontLSTM; WavefrontLSTM(3)"
     environment = {**os.environ, "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert "ValueError: backend: jax given, expected tensorflow" in done.stderr

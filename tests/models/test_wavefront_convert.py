@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.cudnn_layers import CudnnLSTMLayer
-from models.wavefront import WavefrontLSTM
-from models.wavefront_convert import from_cudnn, from_keras_layers, from_torch, to_cudnn, to_keras_layers, to_torch
+from models.cudnn.layers import CudnnLSTMLayer
+from models.wavefront.convert import from_cudnn, from_keras_layers, from_torch, to_cudnn, to_keras_layers, to_torch
+from models.wavefront.layer import WavefrontLSTM
+from models.weights import layouts
 from tests import cudnn_layer_cases
 from tests.cudnn_layer_cases import DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
 from tests.wavefront_cases import layer, parameters
@@ -98,7 +98,7 @@ def test_what_has_no_counterpart_is_refused():
     gru = keras_layers(layouts.StackSpec("gru", 2, UNITS, FEATURES))
     normalized = layer(2, layer_normalization=True, name="stack")
     for convert, given, message in (
-        (from_keras_layers, gru, "a stack of mode gru given, expected lstm; use models/cudnn_convert.py"),
+        (from_keras_layers, gru, "a stack of mode gru given, expected lstm; use models/cudnn/convert.py"),
         (from_keras_layers, [], "configs: no layers given"),
         (from_keras_layers, [keras.layers.LSTM(4)], "is not built"),
         (from_cudnn, cudnn_layer_cases.layer("gru"), "layer: a CudnnGRULayer given, expected CudnnLSTMLayer"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import WavefrontLSTM
+from models.wavefront.layer import WavefrontLSTM
 from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, TIME, UNITS, random
 from tests.wavefront_cases import layer, parameters
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import cuda_source, wavefront_persistent, wavefront_tiling
-from models.cuda_source import Chip
-from models.wavefront import WavefrontLSTM
-from models.wavefront_persistent import persistent_stack
-from models.wavefront_stacking import LayerWeights, lstm_stack
-from models.wavefront_tiling import Work, layers_together, tiling
+from models.wavefront import nvrtc, persistent
+from models.wavefront import tiling as wavefront_tiling
+from models.wavefront.layer import WavefrontLSTM
+from models.wavefront.nvrtc import Chip
+from models.wavefront.persistent import persistent_stack
+from models.wavefront.stack import LayerWeights, lstm_stack
+from models.wavefront.tiling import Work, layers_together, tiling
 from tests.models import measured_tilings
 from tests.models.emulated_kernels import CHIP, H200, emulated
 
@@ -47,7 +48,7 @@ def results(stack, dtype, layers, features, units, batch, time, rounded=False, *
         for k in range(layers)
     ]
     if rounded:
-        tf32 = functools.partial(wavefront_persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+        tf32 = functools.partial(persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
         weights = [
             (tf32(kernel) if k else kernel, tf32(recurrent), bias)
             for k, (kernel, recurrent, bias) in enumerate(weights)
@@ -257,15 +258,15 @@ def test_kernels_of_the_published_shapes_compile():
         if cut is None:
             continue
         defines = wavefront_tiling.defines(work, 9, cut)
-        code = cuda_source.ptx(wavefront_persistent.SOURCE.read_text(), defines, H200.capability)
+        code = nvrtc.ptx(persistent.SOURCE.read_text(), defines, H200.capability)
         assert f".entry lstm_wavefront_{'backward' if work.backward else 'forward'}" in code
         assert "mma.sync.aligned" in code
 
 
 def test_a_trace_of_one_precision_serves_no_other(monkeypatch):
     """TensorFlow's switch for TensorFloat-32 is no argument of a traced function, and would be baked into its first trace."""
-    monkeypatch.setattr(cuda_source, "chip", lambda: H200)
-    monkeypatch.setattr(cuda_source, "ptx", lambda source, defines, capability: repr(defines))
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(nvrtc, "ptx", lambda source, defines, capability: repr(defines))
     found = {}
     for tf32 in (True, False):
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
@@ -285,7 +286,7 @@ def test_a_trace_of_one_precision_serves_no_other(monkeypatch):
 def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     with pytest.raises(ValueError, match=r"does not compile[\s\S]*nonsense"):
-        cuda_source.ptx("nonsense;", (), 90)
+        nvrtc.ptx("nonsense;", (), 90)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():
 
 def stack_on(monkeypatch, chip=H200, dtype="float32", batch=2, **options):
     """One layer of 16 units for 4 features over 3 steps, on a GPU of `chip`."""
-    monkeypatch.setattr(cuda_source, "chip", lambda: chip)
+    monkeypatch.setattr(nvrtc, "chip", lambda: chip)
     layer = LayerWeights(*(tf.zeros(shape, dtype) for shape in ([4, 64], [16, 64], [64])), **options)
 
     @tf.function(input_signature=[tf.TensorSpec([3, batch, 4], dtype)])
@@ -307,19 +308,19 @@ def test_a_machine_without_a_gpu_is_refused():
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match=r"no NVIDIA GPU that TensorFlow sees.*use implementation='xla'"):
-        cuda_source.chip()
+        nvrtc.chip()
 
 
 def test_gpus_are_taken_for_the_smallest_and_refused_where_they_differ_in_kind():
-    assert cuda_source.common([H200, H200._replace(multiprocessors=114)]) == H200._replace(multiprocessors=114)
+    assert nvrtc.common([H200, H200._replace(multiprocessors=114)]) == H200._replace(multiprocessors=114)
     with pytest.raises(ValueError, match=r"GPUs of compute capabilities 9\.0, 8\.0 given, expected one: hide"):
-        cuda_source.common([H200, H200._replace(capability=80)])
+        nvrtc.common([H200, H200._replace(capability=80)])
 
 
 def test_a_driver_older_than_nvrtc_is_refused():
-    cuda_source._check_driver(12090, 12, 9)
+    nvrtc._check_driver(12090, 12, 9)
     with pytest.raises(ValueError, match=r"driver of CUDA 12\.4 and NVRTC 12\.9 given, expected a driver no older"):
-        cuda_source._check_driver(12040, 12, 9)
+        nvrtc._check_driver(12040, 12, 9)
 
 
 @needs_compiler
@@ -381,7 +382,7 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
         x = tf.constant(np.asarray(bits, np.uint32).view(np.float32))
         return function(x).numpy().view(np.uint32)
 
-    function = functools.partial(wavefront_persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+    function = functools.partial(persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
     function = tf.function(function, jit_compile=True) if compiled else function
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     found = rounded(x.view(np.uint32))
@@ -396,4 +397,4 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
     assert np.isnan(cut.view(np.float32)).all()
     for name in ("float32", "float16", "bfloat16"):
         given = tf.cast(x[:9], name)
-        assert wavefront_persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
+        assert persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.wavefront import WavefrontLSTM
+from models.wavefront.layer import WavefrontLSTM
 from tests.cudnn_layer_cases import DIRECTIONS, random
 from tests.wavefront_cases import along, numpy_stack, parameters
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import layouts
-from models.reference import lstm_stack_backward, lstm_stack_forward
-from models.wavefront_schedule import UNROLL, advance
-from models.wavefront_stacking import TURNS_FROM_BYTES, LayerWeights, bidirectional_stack, layers_together, lstm_stack
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.wavefront.schedule import UNROLL, advance
+from models.wavefront.stack import TURNS_FROM_BYTES, LayerWeights, bidirectional_stack, layers_together, lstm_stack
+from models.weights import layouts
 from tests.cudnn_layer_cases import error, random
 from tests.wavefront_cases import along, numpy_stack, parameters
 
@@ -112,7 +112,7 @@ class Case:
 
 
 def from_reference(case):
-    """Results and gradients of Σ outputs·a from models/reference.py, by name."""
+    """Results and gradients of Σ outputs·a from models/reference/lstm.py, by name."""
     pseudo, per = case.spec.num_pseudo_layers, len(case.spec.directions)
     h, c = case.arrays["h"], case.arrays["c"]
     states = [[(h[k + d], c[k + d]) for d in range(per)] for k in range(0, pseudo, per)]

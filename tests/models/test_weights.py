@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from models import weights as canonical
+from models.weights import canonical as canonical
 
 SHAPES = canonical.language_model_shapes(vocabulary=40, embedding=6, units=8, num_layers=2)
 

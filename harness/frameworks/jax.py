@@ -1,0 +1,212 @@
+"""JAX as a row's process needs it: configured before the first array, synchronised, profiled, asked what it is."""
+
+import os
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.frameworks import cuda_libraries
+from harness.frameworks.tensorflow import bytes_to_host
+
+MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
+
+# In the text of a compiled program: the head of a computation, an instruction with its opcode behind a type, and its references.
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
+CALLED = re.compile(r"\b(condition|body|calls|to_apply|branch_computations|true_computation|false_computation)="
+                    r"(\{[^}]*\}|%?[\w.\-]+)")  # fmt: skip
+CALL = re.compile(r"PjitFunction\((\w+)\)")  # a jitted function's call, on the host
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+MADE_OF_DOT = re.compile(r'op_name="[^"]*\bdot_general\b[^"]*"')
+
+
+class JaxRuntime:
+    """Configures JAX for one row; made once, before the first array exists. Keras, imported later, runs on JAX too.
+
+    On a CPU a program ends before its call returns: otherwise several forward passes, none of which waits for another,
+    would run side by side, which no other framework of the suite does.
+
+    Args:
+        device: "gpu" or "cpu".
+        precision: "tf32" lets products of float32 run in TensorFloat-32, everything else keeps them in float32 (JAX's own
+            default on a GPU is TensorFloat-32).
+        threads: of the operators' pool on a CPU; the number of physical cores.
+    """
+
+    name = "jax"
+
+    def __init__(self, device: str, precision: str, threads: int) -> None:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu" if device == "cpu" else "cuda,cpu")
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        os.environ["NPROC"] = str(threads)  # XLA takes the size of its pool from it
+        os.environ["KERAS_BACKEND"] = "jax"
+        import jax
+
+        self.device, self.precision, self._jax = device, precision, jax
+        if getattr(jax.profiler, "ProfileData", None) is None:
+            raise UserError(f"JAX {jax.__version__} cannot read its own profiles, expected 0.10 (Python 3.11) or later")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
+        try:
+            self._device = jax.devices("gpu" if device == "gpu" else "cpu")[0]
+        except RuntimeError as error:
+            raise UserError(
+                f"the driver shows an NVIDIA GPU but JAX {jax.__version__} does not: ./run_all.sh --peers installs the "
+                "build with CUDA"
+            ) from error
+        self.device_name = "cuda:0" if device == "gpu" else "cpu"
+        self._marker = jax.jit(sync_marker)
+        self._zero = jax.device_put(np.float32(0), self._device)
+        self.tensor_type = type(self._zero)
+        self._resets, self._peak_before = 0, 0
+
+    def seed(self, seed: int) -> None:
+        """Start Python's and NumPy's random numbers anew, from which Keras draws its seeds; JAX has none of its own."""
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def sync(self) -> None:
+        """Return once everything launched on the device has ended.
+
+        A GPU runs programs in the order of their launch, on one stream: the last one, launched here, ends after all others.
+        On a CPU all have ended by then.
+        """
+        self._jax.block_until_ready(self._marker(self._zero))
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU every one."""
+        return self.device == "cpu" or any(device.platform != "cpu" for device in tensor.devices())
+
+    def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
+        """What steps returned, [n], on the host. Never inside a timed region."""
+        return np.array(self._jax.device_get(list(scalars)))
+
+    def reset_memory_peak(self) -> None:
+        """Remember the peak so far: JAX has no way to let it begin anew."""
+        if self.device == "gpu":
+            self._peak_before = self._device.memory_stats()["peak_bytes_in_use"] if self._resets else 0
+        self._resets += 1
+
+    def memory_peak(self) -> int | None:
+        """Bytes at the allocator's peak, the proof's included, which runs the steps that are timed.
+
+        None where that is unknown: after a later reset than the first, when what ran before took as much; and on a CPU.
+        """
+        if self.device != "gpu":
+            return None
+        peak = self._device.memory_stats()["peak_bytes_in_use"]
+        return peak if peak > self._peak_before else None
+
+    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+        """Run `function` under JAX's profiler and tell what ran.
+
+        Returns:
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops are
+            the instructions of every compiled program that the profiler saw run, by their opcode, as the compiler left
+            them: "dot", "while", in a loop's body "loop:dot", calls of libraries "custom-call:<target>"; fusions count
+            with what they hold, and a sum that the compiler made of a product, as of one sequence, counts as "dot". Each
+            counts once per program, however often it ran. On a CPU there are no kernels.
+        """
+        self.sync()
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+            self._jax.profiler.start_trace(folder)
+            try:
+                function()
+                self.sync()
+            finally:
+                self._jax.profiler.stop_trace()
+            kernels, programs, to_host_bytes = self._read_profile(folder)
+        programs.pop(f"jit_{sync_marker.__name__}", None)
+        ops = Counter()
+        for name, seen in programs.items():
+            ops += _ops_of(self._text_of(name, seen))
+        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
+
+    def environment(self) -> dict:
+        """Versions of what is loaded (not what it was built with), for the record."""
+        import jaxlib
+
+        found = {"jax": self._jax.__version__, "cuda": None, "cudnn": None, "notes": []}
+        if jaxlib.__version__ != self._jax.__version__:
+            found["notes"].append(f"jaxlib {jaxlib.__version__}")
+        if "keras" in sys.modules:
+            found["keras"] = sys.modules["keras"].__version__
+        if self.device == "gpu":
+            found["cuda"] = f"{cuda_libraries.cuda_runtime()} (cuBLAS {cuda_libraries.cublas()})"
+            found["cudnn"] = cuda_libraries.cudnn()
+        return found
+
+    def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], int]:
+        """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host).
+
+        The host's plane tells of its calls, copies among them, which on a GPU the streams' events tell of already.
+        """
+        kernels, programs, to_host_bytes = Counter(), {}, 0
+        for path in Path(folder).glob("**/*.xplane.pb"):
+            for plane in self._jax.profiler.ProfileData.from_file(str(path)).planes:
+                on_gpu = plane.name.startswith("/device:GPU")
+                for line in plane.lines:
+                    if on_gpu and not line.name.startswith("Stream"):  # derived lines repeat the streams' events
+                        continue
+                    for event in line.events:
+                        about = dict(event.stats)
+                        if on_gpu:
+                            kernels[event.name] += event.duration_ns / 1e6
+                            to_host_bytes += bytes_to_host(str(about.get("memcpy_details", "")))
+                        if "hlo_module" in about:
+                            programs.setdefault(str(about["hlo_module"]), set()).add(str(about.get("hlo_op", "")))
+                        elif called := CALL.fullmatch(event.name):  # kernels of a CUDA graph name no program
+                            programs.setdefault(f"jit_{called[1]}", set())
+        return kernels, programs, to_host_bytes
+
+    def _text_of(self, name: str, seen: set[str]) -> str:
+        """The compiled program of that name with those instructions, as this process holds it."""
+        texts = [
+            module.to_string()
+            for executable in self._device.client.live_executables()
+            for module in executable.hlo_modules()
+            if module.name == name
+        ]
+        if len(texts) < 2:
+            return "".join(texts)
+        # Several of that name, such as the steps of two models: the one that has the most of the instructions that were seen.
+        return max(
+            texts,
+            key=lambda text: len(seen & {found[1] for found in map(INSTRUCTION.match, text.splitlines()) if found}),
+        )
+
+
+def sync_marker(x: object) -> object:
+    """The program that `JaxRuntime.sync` waits for; known by its name in a profile."""
+    return x + 1
+
+
+def _ops_of(text: str) -> Counter:
+    """Opcodes of a compiled program's text, with "loop:" before those in a loop's body."""
+    computations, entry = {}, None
+    for line in text.splitlines():
+        if found := COMPUTATION.match(line):
+            instructions = computations[found[2]] = []
+            entry = found[2] if found[1] else entry
+        elif found := INSTRUCTION.match(line):
+            instructions.append((found[2], line))
+    return Counter(_walk(computations, entry, "")) if entry else Counter()
+
+
+def _walk(computations: Mapping[str, list], name: str, prefix: str) -> Iterator[str]:
+    for opcode, line in computations[name]:
+        target = TARGET.search(line) if opcode == "custom-call" else None
+        if opcode == "reduce" and MADE_OF_DOT.search(line):
+            opcode = "dot"
+        yield f"{prefix}{opcode}:{target[1]}" if target else prefix + opcode
+        for role, called in CALLED.findall(line):
+            for inner in re.findall(r"[\w.\-]+", called):
+                if inner in computations and role != "condition":
+                    yield from _walk(computations, inner, "loop:" if role == "body" else prefix)

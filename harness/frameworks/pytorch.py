@@ -1,0 +1,151 @@
+"""PyTorch as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
+
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.frameworks import cuda_libraries
+from harness.frameworks.runtimes import SMALL_COPY
+
+# Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
+RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
+GRAPH_LAUNCH = "cudaGraphLaunch"
+
+
+class TorchRuntime:
+    """Configures PyTorch for one row; made once, before the first tensor exists.
+
+    Args:
+        device: "gpu" or "cpu". On "cpu" the parent hides the GPUs (CUDA_VISIBLE_DEVICES).
+        precision: "tf32" switches TensorFloat-32 on for matrix products and for cuDNN, everything else switches both off
+            (PyTorch's own default is on for cuDNN alone). Under "fp16" products accumulate in float32 throughout.
+        threads: of the operators' pool; the number of physical cores.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: str, precision: str, threads: int) -> None:
+        # What Inductor compiled in an earlier process would make the first call of this one look cheap.
+        os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+        # Keras on PyTorch may import TensorFlow, and that JAX, which would take three quarters of a GPU once it opens it.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        import torch
+
+        self.device, self.precision, self._torch = device, precision, torch
+        self.device_name = "cuda:0" if device == "gpu" else "cpu"
+        self.tensor_type = torch.Tensor
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        matmul = torch.backends.cuda.matmul
+        matmul.allow_tf32 = precision == "tf32"
+        # On by default: the parts of a split product would be summed in float16.
+        matmul.allow_fp16_reduced_precision_reduction = False
+        if device == "gpu" and not torch.cuda.is_available():
+            raise UserError(
+                f"the driver shows an NVIDIA GPU but PyTorch {torch.__version__} does not: ./run_all.sh --peers "
+                "installs the build with CUDA"
+            )
+
+    def seed(self, seed: int) -> None:
+        """Start PyTorch's random numbers anew, on all devices, and Python's, from which Keras draws its seeds."""
+        random.seed(seed)
+        self._torch.manual_seed(seed)
+
+    def sync(self) -> None:
+        """Return once everything launched on the device has ended."""
+        if self.device == "gpu":
+            self._torch.cuda.synchronize()
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU every one."""
+        return self.device == "cpu" or tensor.device.type != "cpu"
+
+    def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
+        """What steps returned, [n], on the host. Never inside a timed region."""
+        return self._torch.stack([scalar.detach() for scalar in scalars]).cpu().numpy()
+
+    def reset_memory_peak(self) -> None:
+        if self.device == "gpu":
+            self._torch.cuda.reset_peak_memory_stats()
+
+    def memory_peak(self) -> int | None:
+        """Bytes at the allocator's peak since the last reset; None on a CPU, where PyTorch keeps no such count.
+
+        What a CUDA graph writes between its first and last kernel lies in a pool of its own, which stays taken but
+        which the allocator counts as free: it is added.
+        """
+        if self.device != "gpu":
+            return None
+        pools = [part for part in self._torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) != (0, 0)]
+        in_graphs = sum(part["total_size"] - part["allocated_size"] for part in pools)
+        return self._torch.cuda.max_memory_allocated() + in_graphs
+
+    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+        """Run `function` under PyTorch's profiler and tell what ran.
+
+        Returns:
+            {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops
+            count once per call, by the names under which PyTorch runs them: "aten::lstm" and, inside it,
+            "aten::_cudnn_rnn"; nodes of the backward pass such as "AddmmBackward0"; a compiled region as "Torch-Compiled
+            Region: …" and "CompiledFunction". The replay of a CUDA graph runs kernels and no op: it counts as
+            "cudaGraphLaunch". On a CPU there are no kernels.
+        """
+        from torch import profiler
+
+        activities = [profiler.ProfilerActivity.CPU]
+        if self.device == "gpu":
+            activities.append(profiler.ProfilerActivity.CUDA)
+        self.sync()
+        with profiler.profile(activities=activities) as profile:
+            function()
+            self.sync()
+        found = _what_ran(profile.events(), self._torch.autograd.DeviceType.CUDA)
+        return {**found, "to_host_bytes": _bytes_to_host(profile) if self.device == "gpu" else 0}
+
+    def environment(self) -> dict:
+        """Versions of what is loaded (not what it was built with), for the record."""
+        found = {"torch": str(self._torch.__version__), "cuda": None, "cudnn": None, "notes": []}
+        if "keras" in sys.modules:
+            found["keras"] = sys.modules["keras"].__version__
+        if self.device == "gpu":
+            cublas, built = cuda_libraries.cublas(), self._torch.version.cuda or ""
+            found["cuda"] = f"{cuda_libraries.cuda_runtime()} (cuBLAS {cublas})"
+            found["cudnn"] = cuda_libraries.cudnn()
+            if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
+                found["notes"].append(f"PyTorch relinked to CUDA {cublas.split('.')[0]} (built for {built})")
+        return found
+
+
+def _bytes_to_host(profile: object) -> int:
+    """Of all copies to the host of over SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
+    with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+        path = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy DtoH")]
+    sizes = [event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {})]
+    return sum(size for size in sizes if size > SMALL_COPY)
+
+
+def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:
+    """The profile of torch.autograd.profiler_util.FunctionEvents; `cuda` is the device type of kernels."""
+    ops, kernels = Counter(), Counter()
+    for event in events:
+        if event.is_user_annotation:  # marks such as Optimizer.step#Adam.step, on the host and on the device
+            continue
+        if event.device_type == cuda:
+            kernels[event.name] += event.time_range.elapsed_us() / 1e3
+        elif event.name.startswith(GRAPH_LAUNCH):  # the driver's version stands behind it: cudaGraphLaunch_v10000
+            ops[GRAPH_LAUNCH] += 1
+        elif not RUNTIME_CALL.fullmatch(event.name):
+            ops[event.name] += 1
+    return {"ops": dict(ops), "kernels": dict(kernels)}

@@ -1,0 +1,200 @@
+"""TensorFlow as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
+
+import glob
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.frameworks import cuda_libraries
+from harness.frameworks.runtimes import SMALL_COPY
+
+COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
+
+
+class TensorFlowRuntime:
+    """Configures TensorFlow for one row; made once, before the first tensor exists.
+
+    Args:
+        device: "gpu" or "cpu". On "cpu" the parent hides the GPUs (CUDA_VISIBLE_DEVICES).
+        precision: "tf32" switches TensorFloat-32 on, everything else switches it off.
+        threads: of the operators' pool; the number of physical cores.
+    """
+
+    name = "tensorflow"
+
+    def __init__(self, device: str, precision: str, threads: int) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        # TensorFlow imports JAX where it is installed: should that ever open the GPU, it does not take three quarters of it.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+        import tensorflow as tf
+
+        self.device, self.precision, self._tf = device, precision, tf
+        self.device_name = "/GPU:0" if device == "gpu" else "/CPU:0"
+        self.tensor_type = tf.__internal__.EagerTensor
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+        if device == "gpu" and not tf.config.list_physical_devices("GPU"):
+            raise UserError("the driver shows an NVIDIA GPU but TensorFlow does not: install tensorflow[and-cuda]")
+
+    def seed(self, seed: int) -> None:
+        """Start TensorFlow's, Keras', NumPy's and Python's random numbers anew."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+
+    def sync(self) -> None:
+        """Return once everything launched on the device has ended."""
+        self._tf.test.experimental.sync_devices()
+
+    def on_device(self, tensor: object) -> bool:
+        """Whether reading this one makes the host wait; on a CPU all but int32, which TensorFlow keeps on the host everywhere."""
+        if self.device == "gpu":
+            return "GPU" in tensor.backing_device
+        return tensor.dtype != self._tf.int32
+
+    def to_numpy(self, scalars: Sequence[object]) -> np.ndarray:
+        """What steps returned, [n], on the host. Never inside a timed region."""
+        return np.array([np.asarray(scalar) for scalar in scalars])
+
+    def reset_memory_peak(self) -> None:
+        if self.device == "gpu":
+            self._tf.config.experimental.reset_memory_stats("GPU:0")
+
+    def memory_peak(self) -> int | None:
+        """Bytes at the allocator's peak since the last reset; None on a CPU, where TensorFlow keeps no such count."""
+        return self._tf.config.experimental.get_memory_info("GPU:0")["peak"] if self.device == "gpu" else None
+
+    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+        """Run `function` under TensorFlow's profiler and tell what ran.
+
+        Returns:
+            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}.
+            Eager ops count as "eager:<type>". Of a graph, on a GPU every op that launched a kernel counts once; on a CPU,
+            where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
+            profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
+            "loop:<type>"; a cluster compiled by XLA is "xla", and the ops that it was compiled from, once per execution on
+            either device, "xla:<type>" and "xla:loop:<type>".
+        """
+        self.sync()
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+            self._tf.profiler.experimental.start(folder)
+            try:
+                function()
+                self.sync()
+            finally:
+                self._tf.profiler.experimental.stop()
+            ops, kernels, to_host_bytes = _read_profile(folder)
+        _count_traced(ops, "" if self.device == "cpu" else COMPILED)
+        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
+
+    def environment(self) -> dict:
+        """Versions of what is loaded (not what it was built with), for the record."""
+        import keras
+
+        build = self._tf.sysconfig.get_build_info()
+        found = {
+            "tensorflow": self._tf.__version__,
+            "keras": keras.__version__,
+            "cuda": None,
+            "cudnn": None,
+            "notes": [],
+        }
+        if self.device == "gpu":
+            cublas, built = cuda_libraries.cublas(), build.get("cuda_version", "")
+            found["cuda"] = f"{cuda_libraries.cuda_runtime()} (cuBLAS {cublas})"
+            found["cudnn"] = cuda_libraries.cudnn()
+            if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
+                found["notes"].append(f"TensorFlow relinked to CUDA {cublas.split('.')[0]} (built for {built})")
+        return found
+
+
+def _read_profile(folder: str) -> tuple[Counter, Counter, int]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    ops, kernels, to_host_bytes = Counter(), Counter(), 0
+    for path in glob.glob(f"{folder}/**/*.xplane.pb", recursive=True):
+        space = xplane_pb2.XSpace()
+        with open(path, "rb") as file:
+            space.ParseFromString(file.read())
+        for plane in space.planes:
+            if plane.name.startswith("/device:GPU"):
+                to_host_bytes += _read_device(plane, ops, kernels)
+            elif plane.name.startswith("/host:CPU"):
+                _read_host(plane, ops)
+    return ops, kernels, to_host_bytes
+
+
+def _read_host(plane, ops: Counter) -> None:
+    """What was executed eagerly: single ops, and traced functions by their names."""
+    names = {key: value.name for key, value in plane.event_metadata.items()}
+    for line in plane.lines:
+        for event in line.events:
+            if found := re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id]):
+                ops[f"eager:{found[1]}"] += 1
+
+
+def _read_device(plane, ops: Counter, kernels: Counter) -> int:
+    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's); bytes to the host."""
+    to_host_bytes = 0
+    launched = set()  # ops by name, since one op may launch many kernels, and a loop's op many times
+    names = {key: value.name for key, value in plane.event_metadata.items()}
+    stats = {key: value.name for key, value in plane.stat_metadata.items()}
+    for line in plane.lines:
+        if not line.name.startswith("Stream"):  # derived lines repeat the streams' events
+            continue
+        for event in line.events:
+            kernels[names[event.metadata_id]] += event.duration_ps / 1e9
+            about = {stats[stat.metadata_id]: stat.str_value or stats.get(stat.ref_value, "") for stat in event.stats}
+            to_host_bytes += bytes_to_host(about.get("memcpy_details", ""))
+            if "hlo_module" in about:
+                ops["xla"] += 1
+            elif about.get("tf_op"):
+                launched.add(about["tf_op"])
+    for op in launched:
+        if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
+            ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
+    return to_host_bytes
+
+
+def bytes_to_host(details: str) -> int:
+    """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:400 …".
+
+    0 for one of at most SMALL_COPY bytes.
+    """
+    found = re.search(r"kind_src:device kind_dst:(?:pinned|pageable|host)\b.*\bsize:(\d+)", details)
+    return int(found[1]) if found and int(found[1]) > SMALL_COPY else 0
+
+
+def _count_traced(ops: Counter, prefix: str) -> None:
+    """Add the ops of every traced function that was executed, once per execution; those alone whose names start so."""
+    from tensorflow.python.eager import context  # the only way to a function by the name under which it ran
+
+    for op, times in list(ops.items()):
+        name = op.removeprefix("eager:")
+        # A GPU's copy of a compiled function's input names the function as its op: that is no execution.
+        if name != op and context.context().has_function(name):
+            for inner, count in _ops_of(context.context().get_function_def(name), context.context()).items():
+                if inner.startswith(prefix):
+                    ops[inner] += times * count
+
+
+def _ops_of(function, library, compiled: str = "", loop: str = "") -> Counter:
+    """Op types of a FunctionDef and of the functions that it calls, marked as in a compiled cluster and in a loop's body."""
+    ops = Counter()
+    if function.attr["_XlaMustCompile"].b and not compiled:
+        ops["xla"], compiled = 1, COMPILED
+    for node in function.node_def:
+        ops[compiled + loop + node.op] += 1
+        for key, attribute in node.attr.items():
+            looped = "loop:" if node.op in ("While", "StatelessWhile") else loop
+            for called in [attribute.func, *attribute.list.func]:
+                if called.name and key != "cond":
+                    ops += _ops_of(library.get_function_def(called.name), library, compiled, looped)
+    return ops

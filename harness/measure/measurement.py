@@ -1,0 +1,323 @@
+"""One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.frameworks import runtimes
+from harness.measure import clocks, host_reads
+from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.measure.references import load_reference
+from harness.record import machine
+from harness.report.cautions import OTHERS_NOTE, OTHERS_PERCENT
+
+UTILISATION_S = 2.0  # a timed block is too short for NVML
+LOSSES_KEPT = 100
+AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
+AROUND_NOTE = (
+    "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/measure/clocks.py"
+)
+CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
+
+
+def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
+    """(what is timed, the batches that it is timed on) of a trial in one mode."""
+    return (trial.stack_alone, trial.stack_batches) if mode == "stack" else (getattr(trial, mode), trial.batches)
+
+
+class Measurement:
+    """What `run_row` of a benchmark is given: the configured framework, the data, the reference, and the way of one row.
+
+    Attributes:
+        runtime: the row's framework, configured for it (harness/frameworks/runtimes.py).
+        data: what the benchmark's `load` returned.
+        reference: {"outputs": {name: array}, "losses": [n], "gradients": {…}, "updates": {…}, "forward_losses": [n]}.
+        device, precision: of this row.
+        process: number of this process among the row's, from 0.
+    """
+
+    def __init__(
+        self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any], framework: str = "tensorflow"
+    ) -> None:
+        self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
+        self.data, self.kernel = data, Kernel(**evidence)
+        self._protocol = job["protocol"]
+        self._matmul_flops = job["matmul_flops"]
+        self.runtime = runtimes.make(framework, self.device, self.precision, machine.physical_cores())
+        self.reference = load_reference(Path(job["reference"]))
+        self._clocks = [self._clock("start")]
+        self._cpu = machine.CpuShare()
+
+    def steps(
+        self,
+        trial: Any,
+        modes: Mapping[str, int],
+        items_per_batch: int | Sequence[int],
+        unit: str,
+        utilisation: bool = True,
+    ) -> dict[str, dict]:
+        """Prove and time a trial step by step.
+
+        Args:
+            trial: harness.measure.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that
+            lie on the device;
+                `stack_alone(batch)` on `stack_batches`. `trace(mode)`, where there is one, traces that without running it.
+            modes: "forward", "train" and "stack" → floating-point operations per batch.
+            items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
+                batches differ.
+            utilisation: whether to sample that of a GPU too, for UTILISATION_S.
+
+        Returns:
+            one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
+        """
+        # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
+        # so far, XLA's persistent cache has these numbers in its keys, and a timed loop takes as many steps as there is time for.
+        traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
+        parts = {}
+        for mode, flops in modes.items():
+            step, batches = timed_of(trial, mode)
+            trial.restore()
+            called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
+            proof = self._prove(trial, mode)
+            part = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
+            if not proof.failures:
+                part |= self._time(trial, mode, proof, items_per_batch, utilisation) | {"unit": unit}
+                part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
+            parts[mode] = self._finish(part, proof)
+        return parts
+
+    def _traced_s(self, trial: Any, mode: str) -> float:
+        """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
+        return clocks.seconds_of(lambda: trial.trace(mode), self.runtime.sync)[0] if hasattr(trial, "trace") else 0.0
+
+    def _prove(self, trial: Any, mode: str) -> Proof:
+        proof = Proof(self.precision)
+        trial.restore()
+        step, batches = timed_of(trial, mode)
+        if mode == "stack":
+            losses = self.runtime.to_numpy([step(batches[k % len(batches)]) for k in range(CURVE_STEPS)])
+            proof.stack(trial, losses, self.reference)
+        else:
+            proof.outputs(trial.outputs(), self.reference["outputs"])
+        if mode == "train":
+            proof.training(trial, self.reference)
+            proof.callable(trial.unproven())
+        elif mode == "forward":
+            proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
+        kernel = self.kernel.of_mode(mode, trial)
+        with host_reads.counted(self.runtime) as reads:
+            loss = step(batches[0])
+        profile = self.runtime.profile(lambda: step(batches[0]))
+        calls = kernel.calls_copying_lengths * {"forward": 1}.get(mode, 2)
+        lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
+        proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
+        proof.what_ran(profile, kernel, self.device)
+        return proof
+
+    def _time(
+        self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int], utilisation: bool = True
+    ) -> dict:
+        c = self._protocol
+        step, batches = timed_of(trial, mode)
+        self.runtime.reset_memory_peak()
+        timed = clocks.time_blocks(
+            step,
+            batches,
+            sync=self.runtime.sync,
+            restore=trial.restore,
+            read=lambda loss: self.runtime.to_numpy([loss]),
+            warmup_batches=c["WARMUP_BATCHES"],
+            warmup_limit_s=c["WARMUP_LIMIT_S"],
+            timed_batches=c["TIMED_BATCHES"],
+            blocks=c["BLOCKS"],
+            min_block_s=c["MIN_BLOCK_S"],
+            whole_rounds=isinstance(items_per_batch, Sequence),
+        )
+        proof.clock(timed.lag_s, timed.lag_limit_s)
+        after = self._clock("timed")
+        memory = self._memory()
+        losses = [self.runtime.to_numpy(block) for block in timed.losses]
+        curve = self.reference[CURVES[mode]]
+        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        notes = []
+        if timed.batches_per_block < c["TIMED_BATCHES"]:
+            notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
+        return {
+            "blocks_ms": timed.ms,
+            "warmup": [{"process": self.process, **timed.warmup._asdict()}],
+            "clocks": [after],
+            "losses": losses[0][:LOSSES_KEPT].tolist(),
+            "memory_peak_bytes": memory,
+            "gpu_utilisation": self._utilisation(
+                lambda: clocks.run_for(UTILISATION_S, step, batches, self.runtime.sync)
+            )
+            if utilisation
+            else None,
+            "items_per_batch": float(np.mean(items_per_batch)),
+            "notes": notes,
+        }
+
+    def fit(
+        self,
+        trial: Any,
+        train: Callable[[Any], Mapping[str, Any]],
+        train_on: Callable[[int], Any],
+        *,
+        batches_per_epoch: int,
+        batch_size: int,
+        flops: int,
+        unit: str,
+    ) -> dict[str, dict]:
+        """Prove a trial whose steps run inside `fit`, then run the whole training once.
+
+        Args:
+            trial: harness.measure.proof.Trial; its `train_steps` go through the same `fit` as the training, and feed a
+            clocks.EpochClock
+                where that is Keras' own; its `timed_steps` run the very function that is timed, its `traces` counts how often
+                a step was traced, and its `inputs` and `labels` are what those steps are handed.
+            train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
+            train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
+        """
+        first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
+        proof = Proof(self.precision)
+        trial.restore()
+        proof.outputs(trial.outputs(), self.reference["outputs"])
+        proof.training(trial, self.reference)
+        trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
+        profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
+        # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
+        proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
+        proof.what_ran(profile, self.kernel, self.device)
+        proof.callable(trial.unproven())
+        part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
+        if not proof.failures:
+            self.runtime.reset_memory_peak()
+            clock = clocks.EpochClock()
+            proven = trial.traces
+            fit_s, result = clocks.seconds_of(lambda: train(clock), self.runtime.sync)
+            memory = self._memory()
+            if trial.traces != proven:
+                proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
+            if not np.isfinite(result["losses"]).all():
+                proof.failures["loss"] = "NaN or infinite loss in the training"
+            blocks = [1e3 * seconds / batches_per_epoch for seconds in clock.train_s]
+            part |= {
+                **result,
+                "fit_s": fit_s,
+                "epoch_s": clock.train_s,
+                "blocks_ms": blocks,
+                "items_per_batch": batch_size,
+                "unit": unit,
+                "notes": [AROUND_NOTE] if self.runtime.name == "tensorflow" and much_around(clock) else [],
+                "memory_peak_bytes": memory,
+                "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
+                "share_of_matmul": self._share(flops, blocks),
+            }
+        return {"fit": self._finish(part, proof)}
+
+    def training(self, trial: Any, train: Callable[[Callable], Mapping[str, Any]]) -> dict[str, dict]:
+        """Prove a trial step by step, then run a whole training of its own once (perplexity).
+
+        Args:
+            train: given a function that times an epoch, `timed(function) -> (seconds, result)`, runs the training; returns
+                {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
+        """
+        first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+        proof = self._prove(trial, "train")
+        part: dict[str, Any] = {"first_call_s": first_call_s}
+        if not proof.failures:
+            self.runtime.reset_memory_peak()
+            fit_s, result = clocks.seconds_of(
+                lambda: train(lambda function: clocks.seconds_of(function, self.runtime.sync)), self.runtime.sync
+            )
+            result = dict(result)
+            batches = result.pop("batches_per_epoch")
+            if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
+                proof.failures["loss"] = "NaN or infinite loss in the training"
+            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": self._memory()}
+            part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
+        return {"fit": self._finish(part, proof)}
+
+    def _finish(self, part: dict, proof: Proof) -> dict:
+        part["proof"] = proof.record()
+        part["status"] = "failed" if proof.failures else "ok"
+        part["reason"] = part["proof"]["reason"]
+        part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
+        if self.device == "cpu" and self._cpu.others_percent() > OTHERS_PERCENT:
+            part["notes"] = [*part.get("notes", []), OTHERS_NOTE]
+        part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]
+        part["environment"] = {**machine.facts(self.device), **self.runtime.environment(), "data": self.data.facts}
+        if proof.failures:  # an unproven row has no figures
+            for key in (
+                "blocks_ms",
+                "warmup",
+                "items_per_batch",
+                "unit",
+                "fit_s",
+                "epoch_s",
+                "accuracy",
+                "perplexity",
+                "share_of_matmul",
+            ):
+                part.pop(key, None)
+        return part
+
+    def _clock(self, when: str) -> dict | None:
+        state = machine.gpu_state() if self.device == "gpu" else None
+        return state and {"process": self.process, "when": when, **state}
+
+    def _memory(self) -> dict | None:
+        if self.device != "gpu":
+            return None
+        return {"allocator": self.runtime.memory_peak(), "nvml": machine.gpu_memory_used()}
+
+    def _utilisation(self, work: Callable[[], Any]) -> float | None:
+        """Percent of the time in which a kernel ran, during `work` of about UTILISATION_S; in the first process only."""
+        if self.device != "gpu" or self.process:
+            return None
+        with machine.UtilisationSampler() as sampler:
+            work()
+        return sampler.percent
+
+    def _share(self, flops: int, blocks_ms: list[float]) -> float | None:
+        if not self._matmul_flops or not blocks_ms:
+            return None
+        return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def much_around(clock: clocks.EpochClock) -> bool:
+    """Whether much of a Keras `fit` lies outside of its steps."""
+    if clock.whole_s is None:
+        return False
+    return clock.whole_s - sum(clock.train_s) - sum(clock.validation_s) > AROUND_SHARE * clock.whole_s
+
+
+def handed_to_fit(trial: Any, batch_size: int) -> int:
+    """Bytes of the inputs and labels of the steps in `fit`'s profile, a measure of what it may copy to the host.
+
+    On a GPU Keras makes tensors there of the arrays that it is handed, and copies them back for tf.data, which lives on the host
+    (https://github.com/tensorflow/tensorflow/issues/71744): once per fit, whatever it trains, and no step waits for it.
+    """
+    return sum(np.asarray(array[: UPDATE_STEPS * batch_size]).nbytes for array in (trial.inputs, trial.labels))
+
+
+def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
+    """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
+
+    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
+    measure for every row, whatever its framework, so that their shares are of one number.
+    """
+    import tensorflow as tf
+
+    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
+
+    def products():
+        for _ in range(repeats):
+            tf.matmul(a, b)
+
+    seconds = min(clocks.seconds_of(products, runtime.sync)[0] for _ in range(4))
+    return 2.0 * math.pow(size, 3) * repeats / seconds

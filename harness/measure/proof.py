@@ -1,0 +1,335 @@
+"""The proof: the callable that is timed computes what the float64 reference does, in the precision and by the kernel it names.
+
+Per row and process, at benchmark size, in training mode with dropout 0, from large random weights, non-zero biases and
+states, on the same bytes:
+
+    outputs     of the forward pass, and the loss                             max|a − b| / max|b| per tensor
+    gradients   of the first step, as the row's own optimizer received them   max|a − b| / max|b| per tensor
+    update      of every weight by three steps of the row's own optimizer     ‖a − b‖₂ / ‖b‖₂ per tensor
+    losses      of the timed steps, block by block, against the reference's   |a − b| / |b| per step
+    kernel      what the profiler saw run
+    host        what a timed step brought to the host: nothing, so that it does not wait for the device (a peer's call of cuDNN
+                the lengths of its sequences, where its evidence says so); `fit` may bring back what it was handed
+    clock       how long the device went on after the clock of a block had stopped
+
+The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
+the rounding of the precision its sign is noise, and one such element alone would fill the maximum norm. A layer that is
+left out of the update has an error of exactly 1 either way.
+
+A precision is proven from both sides. A row that computes better than the precision it names is not that row: tf32 must err
+by at least LIMITS' lower bound; fp16 outputs must lie on the float16 grid and the others' must not.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+UPDATE_STEPS = 3  # optimizer steps behind `update`
+CURVE_STEPS = 6  # reference losses; every timed block's first losses are held against them
+# All blocks start from the same weights. On a GPU sums differ in their last bits from run to run, and SGD at rate 1 from large
+# weights doubles such a difference with every step or two (0.1 % at step 8, 12 % at step 20 of PTB by sentences on an H200): step
+# by step the blocks are compared over SPREAD_STEPS, then by their means.
+SPREAD_STEPS = 12
+SPREAD_LIMIT = 0.05  # how far the blocks' losses may lie apart at the same step
+DROPOUT_SPREAD_LIMIT = 0.7  # the same where every block draws its own dropout masks
+TO_HOST_LIMIT = (
+    1024  # bytes in a step, in copies of over harness.frameworks.runtimes.SMALL_COPY bytes: metrics, and no tensor
+)
+MEANS_LIMIT = 0.25  # how far the blocks' mean losses may lie apart: that tells a training from none
+
+
+class Limit(NamedTuple):
+    """Largest error of each proof that a precision may show, and the least one on outputs that it must show."""
+
+    outputs: float
+    gradients: float
+    update: float
+    loss: float
+    outputs_at_least: float = 0.0
+
+
+# The largest error that was measured (outputs; gradients; update; loss), on an H200 and a CPU; the last three of fp16 in the
+# stacked LM of three layers, whose fp16 records are not in results/:
+#   fp32  6.2e-7; 1.3e-5; 1.0e-4; 9.4e-7
+#   tf32  2.1e-4 to 6.2e-4; 8.4e-4; 2.7e-3 (cudnn_stack in MNIST 4.0e-2: why, is not known yet); 2.5e-5
+#   fp16  6.7e-4 to 1.9e-3; 1.8e-2; 0.23; 5.6e-5
+# Outputs and gradients of a precision lie above the limits of the next finer one. fp16 updates err most: small
+# gradients vanish, and Adam divides by them.
+LIMITS = {
+    "fp32": Limit(outputs=2e-5, gradients=2e-4, update=2e-3, loss=1e-5),
+    "tf32": Limit(outputs=5e-3, gradients=1e-2, update=5e-2, loss=5e-4, outputs_at_least=5e-5),
+    "fp16": Limit(outputs=1e-2, gradients=6e-2, update=0.5, loss=1e-3),
+}
+
+
+class Trial(Protocol):
+    """What a row has to show. `outputs` and `train_steps` run the very callables that are timed.
+
+    Where a step of the proof cannot be the timed callable itself, `unproven` has to find the two alike. A trial whose steps run
+    inside `fit` has `timed_steps(count)` too: `train_steps` with dropout, by the very function that is timed.
+    """
+
+    def restore(self) -> None:
+        """Put weights, optimizer and states back to where the proof begins."""
+
+    def outputs(self) -> Mapping[str, np.ndarray]:
+        """Forward pass on the first batch: named arrays, "loss" among them."""
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of training on the batches 0 … count − 1 (fit reports one mean: then [1]).
+
+        Where steps run inside `fit` it takes a harness.measure.clocks.EpochClock besides, or None, and a Keras `fit` feeds that.
+        """
+
+    def first_gradients(self) -> Mapping[str, np.ndarray]:
+        """After exactly one step: the gradients that the optimizer received, under canonical names."""
+
+    def weights(self) -> Mapping[str, np.ndarray]:
+        """All weights now, under canonical names."""
+
+    def stack_results(self) -> Mapping[str, np.ndarray]:
+        """Of the stack alone, on the first of its batches: "hidden", and the gradients by "inputs" and its weights."""
+
+    def unproven(self) -> str:
+        """How the timed callable differs from the one that the proof ran; "" where it does not."""
+
+
+class Kernel(NamedTuple):
+    """What has to be seen running for a row to be what its name says.
+
+    `ops`: regular expression of an op → how often it has to be launched in one training step: at least so often, or, as a
+    pair, at least and at most. `rest_ops`: the same of what is not the LSTM stack; a row's stack alone does not show them.
+    `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
+    GPU: one that has to run, one that has to run outside of the stack, and those that may not. See `of_mode`.
+    Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
+    `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
+    [batch], to the host, for a peer whose binding of cuDNN cannot do without.
+    """
+
+    ops: Mapping[str, Any] = {}
+    rest_ops: Mapping[str, Any] = {}
+    rest_kernels: str = ""
+    not_ops: str = ""
+    kernels: str = ""
+    not_kernels: str = ""
+    calls_copying_lengths: int = 0
+
+    def of_mode(self, mode: str, trial: object) -> "Kernel":
+        """What has to be seen in one mode: of the stack alone not the rest; in training also the kernel of the softmax that the
+        trial says it has (`softmax_kernel`)."""
+        if mode == "stack":
+            return self._replace(rest_ops={}, rest_kernels="")
+        softmax = getattr(trial, "softmax_kernel", "") if mode == "train" else ""
+        return self._replace(rest_kernels=softmax) if softmax else self
+
+
+def max_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """max|a − b| / max|b|; infinite for another shape or a number that is not finite on either side."""
+    return _error(value, reference, lambda array: np.abs(array).max(initial=0.0))
+
+
+def norm_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """‖a − b‖₂ / ‖b‖₂; infinite for another shape or a number that is not finite on either side."""
+    return _error(value, reference, lambda array: np.sqrt(np.sum(np.square(array), dtype=np.float64)))
+
+
+def _error(value: np.ndarray, reference: np.ndarray, norm: Callable[[np.ndarray], float]) -> float:
+    value, reference = np.asarray(value), np.asarray(reference)
+    if value.shape != reference.shape or not (np.isfinite(value).all() and np.isfinite(reference).all()):
+        return np.inf
+    scale, difference = float(norm(reference)), float(norm(value - reference))
+    return difference / scale if scale else (np.inf if difference else 0.0)
+
+
+def worst(values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], error: Callable) -> tuple[float, str]:
+    """(largest error, its tensor's name) over the reference's tensors; a tensor that is missing counts as infinite."""
+    errors = {name: error(values[name], expected) if name in values else np.inf for name, expected in reference.items()}
+    name = max(errors, key=errors.get)
+    return errors[name], name
+
+
+def relative_range(values: np.ndarray) -> np.ndarray:
+    """(max - min) / max|…| over the first axis."""
+    return np.ptp(values, axis=0) / np.abs(values).max(axis=0)
+
+
+def on_half_grid(array: np.ndarray) -> bool:
+    """Whether every value is a float16 number: the mark of outputs that were computed and stored in float16."""
+    return bool(np.array_equal(array, np.asarray(array, np.float16).astype(np.float32)))
+
+
+def count_of(pattern: str, ops: Mapping[str, float]) -> int:
+    """How often the ops that match a pattern ran."""
+    return int(sum(count for op, count in ops.items() if re.fullmatch(pattern, op)))
+
+
+def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> list[str]:
+    """What a row promises and the profile does not show; empty when all is there."""
+    ops, kernels = profile["ops"], profile["kernels"]
+    missing = []
+    for pattern, times in {**kernel.ops, **kernel.rest_ops}.items():
+        least, most = times if isinstance(times, tuple) else (times, math.inf)
+        if not least <= (count := count_of(pattern, ops)) <= most:
+            expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            missing.append(f"op {pattern} ran {count} times, expected {expected}")
+    if device == "gpu" and not kernels:
+        missing.append("the profiler saw no kernel on the GPU: is CUPTI installed and allowed to this user?")
+    elif device == "gpu" and not any(re.search(kernel.kernels, name) for name in kernels):
+        missing.append(f"no kernel on the GPU matches {kernel.kernels}")
+    elif device == "gpu" and not any(re.search(kernel.rest_kernels, name) for name in kernels):
+        missing.append(f"no kernel on the GPU matches {kernel.rest_kernels}")
+    return missing
+
+
+class Proof:
+    """Collects one row's errors and failures. `record()` is what the record keeps."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision, self.limit = precision, LIMITS[precision]
+        self.errors: dict[str, float] = {}
+        self.worst_at: dict[str, str] = {}  # proof: tensor or step of its error
+        self.failures: dict[str, str] = {}
+        self.kernel: dict[str, Any] = {}
+        self.limits: dict[str, float] = self.limit._asdict()
+
+    def hold(self, proof: str, error: float, at: str, limit: float) -> None:
+        """Keep the worst error of `proof`, and fail it above its limit (a NaN is above every limit)."""
+        if proof not in self.errors or error > self.errors[proof] or math.isnan(error):
+            self.errors[proof], self.worst_at[proof] = error, at
+        if not error <= limit:
+            self.failures.setdefault(proof, f"error {error:.2g} in {at}, limit {limit:g}")
+
+    def outputs(self, outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> None:
+        """Outputs and loss of the forward pass, and the precision that they betray."""
+        tensors = {name: array for name, array in reference.items() if name != "loss"}
+        self.hold("outputs", *worst(outputs, tensors, max_error), self.limit.outputs)
+        self.hold("loss", max_error(outputs["loss"], reference["loss"]), "the forward pass", self.limit.loss)
+        for name in tensors:
+            if name not in outputs:
+                continue
+            error = max_error(outputs[name], tensors[name])
+            if error < self.limit.outputs_at_least:
+                least = self.limit.outputs_at_least
+                self.failures.setdefault(
+                    "precision", f"{name} errs by {error:.2g}, {self.precision} by {least:g} or more"
+                )
+            if on_half_grid(outputs[name]) != (self.precision == "fp16"):
+                which = "not all" if self.precision == "fp16" else "all"
+                self.failures.setdefault(
+                    "precision", f"{name} holds {which} float16 numbers, which is not {self.precision}"
+                )
+
+    def stack(self, trial: Trial, losses: np.ndarray, reference: Mapping[str, Any]) -> None:
+        """The stack alone: its outputs, all its gradients, and mean(outputs²), `losses` [n], of the first batches."""
+        found = dict(trial.stack_results())
+        hidden = {"hidden": found.pop("hidden")} if "hidden" in found else {}
+        self.outputs({"loss": losses[0], **hidden}, reference["stack_outputs"])
+        self.hold("gradients", *worst(found, reference["stack_gradients"], max_error), self.limit.gradients)
+        self.losses("the stack's passes", losses, reference["stack_losses"])
+
+    def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
+        """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
+        trial.restore()
+        start = trial.weights()
+        trial.train_steps(1)
+        self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error), self.limit.gradients)
+        trial.restore()
+        losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
+        if losses.shape == (1,):  # the one mean that `fit` reports
+            curve = np.mean(curve[:UPDATE_STEPS], keepdims=True)
+        self.losses("the proof's steps", losses, curve)
+        updates = {name: array - start[name] for name, array in trial.weights().items()}
+        self.hold("update", *worst(updates, reference["updates"], norm_error), self.limit.update)
+        trial.restore()
+
+    def callable(self, unproven: str) -> None:
+        """Fail where the timed callable is not the proven one, and `unproven` says how it differs."""
+        if unproven:
+            self.failures.setdefault("callable", unproven)
+
+    def losses(self, where: str, losses: np.ndarray, reference: np.ndarray) -> None:
+        """Losses [n] against the reference's curve [m], as far as both go."""
+        losses = np.asarray(losses, np.float64)
+        if not len(losses):
+            self.failures.setdefault("loss", f"{where} gave no losses")
+        steps = min(len(losses), len(reference))
+        if not np.isfinite(losses).all():
+            first = int(np.argmin(np.isfinite(losses))) + 1
+            self.failures.setdefault("loss", f"NaN or infinite loss at step {first} of {where}")
+        if not steps:
+            return
+        error = np.abs(losses[:steps] - reference[:steps]) / np.abs(reference[:steps])
+        worst_step = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+        self.hold("loss", float(error[worst_step]), f"step {worst_step + 1} of {where}", self.limit.loss)
+
+    def timed_losses(self, blocks: list[np.ndarray], reference: np.ndarray, dropout: bool) -> None:
+        """Losses of the timed steps [blocks, steps]: each block against the reference, and all blocks against each other.
+
+        With dropout on, the timed steps draw masks that the reference does not have: only the second holds then.
+        """
+        for number, losses in enumerate(blocks, 1):
+            self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference)
+        together = np.asarray(blocks, np.float64)  # [blocks, steps]
+        limit = self.limits["spread"] = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
+        apart = float(relative_range(together[:, :SPREAD_STEPS]).max())
+        self.hold("spread", apart, f"the timed blocks' first {SPREAD_STEPS} losses, all from the same weights", limit)
+        means = float(relative_range(together.mean(axis=1)))
+        if not means <= MEANS_LIMIT:
+            self.failures.setdefault(
+                "spread", f"the timed blocks' mean losses differ by {means:.2g}, limit {MEANS_LIMIT:g}"
+            )
+
+    def clock(self, lag_s: Sequence[float], limit_s: Sequence[float]) -> None:
+        """`lag_s`, per block: how long its last loss had to be waited for after the clock had stopped; `limit_s`: may have been.
+
+        One block within its limit is enough: what came between in another one was no work of the row's, since that would be in
+        every block. See harness.measure.clocks.lag_limit.
+        """
+        if all(not lag <= limit for lag, limit in zip(lag_s, limit_s, strict=True)):
+            told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
+            self.failures.setdefault("clock", told)
+
+    def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
+        """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host.
+
+        lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
+        """
+        if isinstance(loss, float | np.generic | np.ndarray):
+            self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")
+        if reads:
+            self.failures.setdefault(
+                "host", f"a step reads a tensor to the host {reads} times: each waits for the device"
+            )
+        self.copies(copied_bytes, TO_HOST_LIMIT + lengths_bytes)
+
+    def copies(self, copied_bytes: int, limit: int) -> None:
+        """What the profiler saw copied from the device to the host in the timed steps, and how much that may be."""
+        if copied_bytes > limit:
+            self.failures.setdefault("host", f"{copied_bytes} bytes were copied to the host, limit {limit}")
+
+    def what_ran(self, profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> None:
+        """The profile of one step against what the row's name promises."""
+        ops, kernels = profile["ops"], profile["kernels"]
+        for missing in not_seen(profile, kernel, device):
+            self.failures.setdefault("kernel", missing)
+        for kind, names, forbidden in (("op", ops, kernel.not_ops), ("kernel", kernels, kernel.not_kernels)):
+            find = re.fullmatch if kind == "op" else re.search
+            for name in names:
+                if forbidden and find(forbidden, name):
+                    self.failures.setdefault("kernel", f"{kind} {name[:80]} ran, which is not what this row names")
+        promised = [pattern for pattern in (kernel.kernels, kernel.rest_kernels) if pattern]
+        top = sorted(kernels.items(), key=lambda item: -item[1])
+        top = top[:5] + [item for item in top[5:] if any(re.search(pattern, item[0]) for pattern in promised)][:5]
+        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops)}
+        self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
+
+    def record(self) -> dict:
+        """The record's `proof`: {ok, outputs_err, gradients_err, …, worst_at, limit, kernel, failed, reason}."""
+        errors = {f"{name}_err": self.errors.get(name) for name in ("outputs", "gradients", "update", "loss", "spread")}
+        finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
+        reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
+        return {"ok": not self.failures, **finite, "worst_at": self.worst_at, "limit": self.limits, "kernel": self.kernel,
+                "failed": list(self.failures), "reason": "; ".join(reasons)}  # fmt: skip

@@ -1,0 +1,289 @@
+"""What machine this is: processor, GPU, driver, clocks. From nvidia-ml-py, psutil and py-cpuinfo; no framework."""
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
+            "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
+# Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
+# those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
+STEERING = re.compile(
+    r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
+    r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
+    r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
+    r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
+)
+# Read before a framework is imported, which may add its own.
+VARIABLES = {name: value for name, value in sorted(os.environ.items()) if STEERING.fullmatch(name)}
+HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
+NO_GPU = "--device=gpu: found no NVIDIA GPU; expected one that nvidia-smi lists, or --device=cpu"
+SAMPLE_S = 0.1  # between two NVML samples
+# Throttle reasons that say that a clock was held down; idle and application settings do not count (nvml.h).
+THROTTLE_REASONS = {0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",
+                    0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator:
+    """The initialised pynvml module, or None where there is no NVIDIA driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # ImportError, or any of pynvml's own: no driver, no library, no permission
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        _told(pynvml.nvmlShutdown)
+
+
+@contextlib.contextmanager
+def _first_gpu() -> Iterator[tuple]:
+    """(pynvml, NVML's handle of the GPU that the frameworks see first), or (None, None): no driver, none visible.
+
+    CUDA_VISIBLE_DEVICES may name it by number or by UUID.
+    """
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    with _nvml() as nvml:
+        gpu = None
+        if nvml and _visible(nvml) and name.isdecimal():
+            gpu = _told(nvml.nvmlDeviceGetHandleByIndex, int(name))
+        elif nvml and _visible(nvml):
+            gpu = _told(nvml.nvmlDeviceGetHandleByUUID, name)
+        yield (nvml, gpu) if gpu is not None else (None, None)
+
+
+def _told(query: Callable, *arguments: Any) -> Any:
+    """What NVML answers; None where it cannot tell: parts of a GPU (MIG), virtual ones and WSL answer some queries alone."""
+    try:
+        return query(*arguments)
+    except Exception:  # pynvml makes a class of its own for every error: NotSupported, NoPermission, Unknown, GpuIsLost
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that the driver shows and CUDA_VISIBLE_DEVICES does not hide; 0 without a driver. No framework."""
+    with _nvml() as nvml:
+        return _visible(nvml) if nvml else 0
+
+
+def _visible(nvml) -> int:
+    count, visible = _told(nvml.nvmlDeviceGetCount) or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
+
+
+def gpu_name() -> str | None:
+    """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
+    with _first_gpu() as (nvml, gpu):
+        return _text(_told(nvml.nvmlDeviceGetName, gpu)) if nvml else None
+
+
+def run_name(device: str, date: datetime.date | None = None) -> str:
+    """Default name of a run's folder, such as "nvidia-h200-20260131" or "cpu-2-core-20260131"."""
+    name = (gpu_name() if device == "gpu" else None) or f"cpu-{physical_cores()}-core"
+    date = date or datetime.date.today()
+    return f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{date:%Y%m%d}"
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use (an affinity mask or a container may allow fewer than there are)."""
+    import psutil
+
+    allowed = len(_allowed_processors())
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def _allowed_processors() -> set[int]:
+    """Numbers of the logical processors that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+@functools.lru_cache
+def facts(device: str) -> dict:
+    """The machine's part of a record's environment; the frameworks add theirs.
+
+    Reads /proc through py-cpuinfo, which takes about a second: once per process, never near a timed region.
+    """
+    import cpuinfo
+
+    found = {
+        "gpu": None,
+        "driver": None,
+        "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
+        "cores": physical_cores(),
+        "os": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "packages": packages(),
+        "variables": VARIABLES,
+        **commit(),
+        "diff": diff(),
+    }
+    if device == "gpu":
+        with _first_gpu() as (nvml, gpu):
+            if nvml:
+                found["gpu"] = _text(_told(nvml.nvmlDeviceGetName, gpu))
+                found["driver"] = _text(_told(nvml.nvmlSystemGetDriverVersion))
+    return found
+
+
+def packages() -> dict[str, str]:
+    """Versions of the packages that a run may depend on, of those installed."""
+    from importlib import metadata  # a tenth of what --list takes
+
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def commit() -> dict:
+    """{"commit": hash, "dirty": whether tracked files outside results/ differ from it}.
+
+    In a copy without .git the hash is what LSTM_BENCH_COMMIT says, and nobody knows whether it is dirty: None.
+    """
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(PROJECT), *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": os.environ.get("LSTM_BENCH_COMMIT"), "dirty": None}
+
+
+def diff() -> str | None:
+    """12 hex digits of the code's uncommitted changes, new files among them; None without any, or in a copy without .git."""
+
+    def git(*args: str) -> bytes:
+        command = ["git", "-C", str(PROJECT), *args, "--", "benchmarks", "harness", "models"]
+        return subprocess.run(command, capture_output=True, check=True, timeout=20).stdout
+
+    try:
+        changes = [git("diff", "HEAD")]
+        for name in git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0")[:-1]:
+            changes += [name, hashlib.sha256((PROJECT / os.fsdecode(name)).read_bytes()).digest()]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return hashlib.sha256(b"\0".join(changes)).hexdigest()[:12] if any(changes) else None
+
+
+def gpu_state() -> dict | None:
+    """Clocks (MHz), temperature (°C), power (W) and throttle reasons of the first GPU now; None without one.
+
+    What NVML cannot tell is None.
+    """
+    with _first_gpu() as (nvml, gpu):
+        if not nvml:
+            return None
+        reasons = _told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+        power_mw = _told(nvml.nvmlDeviceGetPowerUsage, gpu)
+        named = None if reasons is None else [name for bit, name in THROTTLE_REASONS.items() if reasons & bit]
+        return {
+            "sm_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "sm_max_mhz": _told(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "memory_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
+            "temperature_c": _told(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power_mw is None else round(power_mw / 1000),
+            "throttle_reasons": named,
+            "gpu_processes": _processes(nvml, gpu),
+        }
+
+
+def gpu_processes() -> int | None:
+    """Processes that compute on the first GPU now, this one among them; None without a GPU.
+
+    None, too, where NVML does not list this process: before it has used the GPU, or in a container whose processes have other
+    numbers outside it. How many of those that are listed are others is not known then.
+    """
+    with _first_gpu() as (nvml, gpu):
+        return _processes(nvml, gpu) if nvml else None
+
+
+def _processes(nvml, gpu) -> int | None:
+    listed = {process.pid for process in _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
+    return len(listed) if os.getpid() in listed else None
+
+
+def gpu_memory_used() -> int | None:
+    """Bytes in use on the first GPU by this process as NVML sees them, or by all where it cannot tell processes apart."""
+    with _first_gpu() as (nvml, gpu):
+        if not nvml:
+            return None
+        listed = _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
+        own = [process.usedGpuMemory for process in listed if process.pid == os.getpid()]
+        if own and own[0]:
+            return int(own[0])
+        memory = _told(nvml.nvmlDeviceGetMemoryInfo, gpu)
+        return memory and int(memory.used)
+
+
+class CpuShare:
+    """How much of the processors that this process may use others took since it was made."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """(s that these processors had, s that they were busy, a hypervisor's stolen time included, s of this process)."""
+        import psutil
+
+        allowed = _allowed_processors()
+        times = [t for processor, t in enumerate(psutil.cpu_times(percpu=True)) if processor in allowed]
+        idle = sum(t.idle + getattr(t, "iowait", 0.0) for t in times)
+        guests = sum(getattr(t, "guest", 0.0) + getattr(t, "guest_nice", 0.0) for t in times)  # user and nice hold them
+        total, own = sum(map(sum, times)) - guests, os.times()
+        return total, total - idle, own.user + own.system + own.children_user + own.children_system
+
+    def others_percent(self) -> float:
+        """Percent of these processors' time, 0 to 100."""
+        total, busy, own = (after - before for after, before in zip(self._now(), self._start, strict=True))
+        return min(100.0, max(0.0, 100.0 * (busy - own) / total)) if total > 0 else 0.0
+
+
+class UtilisationSampler:
+    """Mean GPU utilisation in percent (NVML: share of the time in which a kernel ran) while the block runs."""
+
+    def __enter__(self) -> "UtilisationSampler":
+        self.percent: float | None = None
+        self._samples: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        with _first_gpu() as (nvml, gpu):
+            while nvml and not self._stop.wait(SAMPLE_S):
+                if rates := _told(nvml.nvmlDeviceGetUtilizationRates, gpu):
+                    self._samples.append(rates.gpu)
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5 + time.get_clock_info("monotonic").resolution)
+        late = self._samples[len(self._samples) // 2 :]  # NVML averages over up to a second: the first samples are old
+        self.percent = sum(late) / len(late) if late else None

@@ -1,0 +1,153 @@
+"""What was measured, and where: the facts of records that stand above and under their tables."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.frameworks import runtimes
+from harness.record import schema
+from harness.report.cells import plain, value_at
+
+# Header constants that do not change what a row computes.
+NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES")
+# Title: key of a record's environment.
+FRAMEWORKS = {"TensorFlow": "tensorflow", "Keras": "keras", "PyTorch": "torch", "JAX": "jax"}
+ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *FRAMEWORKS.values(), "numpy", "python", "cpu", "cores", "os")
+
+
+def spread(
+    rows: Iterable[Mapping], value_of: Callable[[Mapping], Any], name_of: Callable[[Mapping], str] = lambda r: r["row"]
+) -> dict[str, list[str]]:
+    """{value as text: names of the records that have it}, without those that do not know it."""
+    found: dict[str, list[str]] = {}
+    for record in rows:
+        value = value_of(record)
+        if value is not None and value not in ("", [], {}):
+            names = found.setdefault(plain(value), [])
+            if name_of(record) not in names:
+                names.append(name_of(record))
+    return found
+
+
+def told(found: Mapping[str, Sequence[str]]) -> str:
+    """One value, or each of several with the rows that have it."""
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{value} ({listed(names)})" for value, names in found.items())
+
+
+def told_of_run(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
+    """The commonest value, then the others with the records that have them; "" where no record knows it."""
+    found = spread(rows, value_of, lambda r: f"{r['row']} {r['mode']} {r['device']}")
+    common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
+    return "; ".join([common, *(f"but {value} in {listed(found[value], at_most=3)}" for value in others)])
+
+
+def listed(names: Sequence[str], at_most: int = 6) -> str:
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(f"`{name}`" for name in names[:at_most]) + more
+
+
+def environment(key: str) -> Callable[[Mapping], Any]:
+    return lambda record: value_at(record, f"environment.{key}")
+
+
+def data_of(record: Mapping) -> str | None:
+    """The data set's title, and what it is where it is not the published one."""
+    data = value_at(record, "environment.data") or {}
+    name = data.get("title") or data.get("name")
+    if not name or data.get("source") == "real":
+        return name
+    reason = f": {data['reason']}" if data.get("reason") else ""
+    return f"{name} ({data.get('source', 'source unknown')}{reason})"
+
+
+def is_embedded(record: Mapping) -> bool:
+    return value_at(record, "environment.data.source") == "embedded"
+
+
+def sums_of(record: Mapping) -> str | None:
+    """The data's files with the beginning of their sha256."""
+    sums = value_at(record, "environment.data.sha256") or {}
+    return ", ".join(f"{file} {str(digest)[:12]}" for file, digest in sums.items())
+
+
+def code_of(record: Mapping) -> str | None:
+    commit = value_at(record, "environment.commit")
+    dirty = value_at(record, "environment.dirty")
+    return commit and f"commit {str(commit)[:10]}" + (" with uncommitted changes" if dirty else "")
+
+
+def variables_of(record: Mapping) -> str | None:
+    """The environment's variables that may steer the row's framework; None where nobody looked."""
+    variables = value_at(record, "environment.variables")
+    if variables is None:
+        return None
+    ran = [name for name in runtimes.FRAMEWORKS if value_at(record, f"environment.{name}")]
+    variables = runtimes.variables_of(ran or runtimes.FRAMEWORKS, variables)
+    return "; ".join(f"{name}={value}" for name, value in variables.items()) or "none set"
+
+
+def dates(rows: Iterable[Mapping]) -> str:
+    days = sorted({str(day)[:10] for record in rows if (day := value_at(record, "environment.date"))})
+    return plain(" to ".join(dict.fromkeys([days[0], days[-1]]))) if days else ""
+
+
+def machine_line(rows: Sequence[Mapping]) -> str:
+    """One line for a caption: machine, frameworks, date."""
+    device = "gpu" if any(value_at(record, "environment.gpu") for record in rows) else "cpu"
+    parts = [" / ".join(spread(rows, environment(device))) or "machine unknown"]
+    if device == "cpu":
+        parts += [f"{cores} cores" for cores in [" / ".join(spread(rows, environment("cores")))] if cores]
+    for label, key in {"driver": "driver", "cuDNN": "cudnn", **FRAMEWORKS}.items():
+        if found := spread(rows, environment(key)):
+            parts.append(f"{label} {' / '.join(found)}")
+    return ", ".join(filter(None, [*parts, dates(rows)]))
+
+
+def head(rows: Sequence[Mapping]) -> list[str]:
+    """What stands above the tables: machine, software, precision, date, data, code."""
+
+    def line(label: str, *facts: tuple[str, str]) -> list[str]:
+        known = [f"{before}{value}" for before, key in facts if (value := told_of_run(rows, environment(key)))]
+        return [f"- {label}: {', '.join(known)}"] if known else []
+
+    lines = line("GPU", ("", "gpu"), ("driver ", "driver")) or ["- GPU: none"]
+    lines += line("CUDA", ("", "cuda"), ("cuDNN (as loaded) ", "cudnn"))
+    lines += line("CPU", ("", "cpu"), ("cores: ", "cores"), ("", "os"))
+    software = [(f"{name} ", key) for name, key in {**FRAMEWORKS, "NumPy": "numpy", "Python": "python"}.items()]
+    lines += line("Software", *software)
+    precisions = sorted({record["precision"] for record in rows}, key=schema.PRECISIONS.index)
+    lines.append(f"- Precision: {', '.join(precisions)}")
+    lines += [f"- Date: {day}" for day in [dates(rows)] if day]
+    lines += [f"- Data: {value}" for value in [told_of_run(rows, data_of)] if value]
+    lines += [f"- Code: {value}" for value in [told_of_run(rows, code_of)] if value]
+    lines += [f"- Variables of the environment: {value}" for value in [told_of_run(rows, variables_of)] if value]
+    bills = list(spread(rows, environment("software")))
+    lines += [f"- Every package: {', '.join(f'software/{name}.json' for name in bills)}"] if bills else []
+    notes = {note: None for record in rows for note in value_at(record, "environment.notes") or []}
+    return lines + [f"- {plain(note)}" for note in notes]
+
+
+def differences(rows: Sequence[Mapping]) -> list[str]:
+    """One line each for what makes the rows of one table hard to compare: machine, data, code or settings."""
+    names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
+    facts = {key: environment(key) for key in ENVIRONMENT}
+    facts |= {name: environment_package(name) for name in names if name not in ENVIRONMENT}
+    facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
+    different = [f"{key} {told(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
+    lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
+    settings = dict.fromkeys(name for record in rows for name in record["config"] if name not in NOT_SETTINGS)
+    found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in settings}
+    different = [f"{name} = {told(values)}" for name, values in found.items() if len(values) > 1]
+    return lines + ([f"**Not one setting**: {'; '.join(different)}."] if different else [])
+
+
+def environment_package(name: str) -> Callable[[Mapping], Any]:
+    return lambda record: (value_at(record, "environment.packages") or {}).get(name)
+
+
+def throttling(record: Mapping) -> list[str] | None:
+    """Reasons for which the clocks were held down before or after a process; None where nobody looked."""
+    states = [state for entry in record["clocks"] for state in (entry, *entry.values()) if isinstance(state, Mapping)]
+    seen = [state["throttle_reasons"] for state in states if state.get("throttle_reasons") is not None]
+    return list(dict.fromkeys(str(reason) for reasons in seen for reason in reasons)) if seen else None

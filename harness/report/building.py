@@ -1,0 +1,288 @@
+"""Builds the tables of a layout from records: which rows and columns, their cells, and the lines underneath."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from harness.record import schema
+from harness.record.provenance import (
+    NOT_SETTINGS,
+    data_of,
+    differences,
+    is_embedded,
+    listed,
+    machine_line,
+    spread,
+    throttling,
+    told,
+)
+from harness.record.rounds import is_time_up
+from harness.report import cautions, plots
+from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
+from harness.report.curves import Curve
+
+GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
+ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
+FASTEST_PEER = "fastest peer"  # speedup against the fastest proven row that is not one of the layout's "ours"
+LONG_REASON = 100  # characters of a reason in its cell
+
+
+class Table(NamedTuple):
+    """One drawn table: cells are escaped; `bars` or `curves`, and `picture` (file name), where the layout asks for a plot."""
+
+    title: str
+    headings: list[str]
+    right: list[bool]  # per column: figures stand right
+    lines: list[list[str]]
+    foot: list[str]
+    picture: str = ""
+    bars: Sequence[plots.Bar] = ()
+    axis: str = ""
+    caption: str = ""
+    curves: Sequence[Curve] = ()  # instead of bars, over `across`
+    across: str = ""
+
+
+Group = tuple[str, str, str]  # config, device, precision
+
+
+def group_of(record: Mapping) -> Group:
+    return record["config"]["CONFIG"], record["device"], record["precision"]
+
+
+def in_groups(rows: Sequence[Mapping]) -> dict[Group, list[Mapping]]:
+    """Records by (config, device, precision): GPU first, configs as the script's CONFIGS has them."""
+    configs = [name for record in rows for name in record["config"].get("CONFIGS") or []]
+    configs = list(dict.fromkeys([*configs, *(record["config"]["CONFIG"] for record in rows)]))
+
+    def order(group: Group) -> tuple[int, int, int]:
+        return schema.DEVICES.index(group[1]), configs.index(group[0]), schema.PRECISIONS.index(group[2])
+
+    groups = sorted({group_of(record) for record in rows}, key=order)
+    return {group: [record for record in rows if group_of(record) == group] for group in groups}
+
+
+def build(
+    layout: Mapping, index: int, group: Group, rows: Sequence[Mapping], notes: Notes, brief: bool = False
+) -> Table | None:
+    """Table `index` of the layout for one group's records; None where none of them belongs into it."""
+    spec = layout["tables"][index]
+    config, device, precision = group
+    by_row = {record["row"]: record for record in rows if record["mode"] == spec["mode"]}
+    if not by_row or spec.get("device") not in (None, device):
+        return None
+    present = [by_row.pop(row) for row in layout["rows"] if row in by_row] + list(by_row.values())
+    extra = [
+        row for row in layout.get("extra_rows", [])
+        if row["table"] == index and row.get("config", config) == config and row.get("device", device) == device
+        and (row.get("published") or not brief)
+    ]  # fmt: skip
+    if not any(
+        record["published"] for record in present
+    ):  # another protocol, or embedded data: no figure stands beside it
+        extra = [{**row, "published": {}} for row in extra if not brief]
+    about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
+    ok = {record["row"]: record for record in present if record["status"] == "ok"}
+    bases = ok | fastest_peer(ok, layout.get("ours", []))
+    columns = [column for column in spec["columns"] if _is_shown(column, present, device, layout.get("ours", []))]
+    lines, bars = [], []
+    for record in present:
+        marks = {"": ""}
+        for note in about:
+            here = {"row": record["row"], "mode": record["mode"], "device": device, "config": config}
+            if all(note.get(key, value) == value for key, value in here.items()):
+                column = note.get("column", "")
+                marks[column] = marks.get(column, "")
+                if not column or column in [heading for heading, _, _ in columns]:
+                    marks[column] += notes.mark(ours(note["text"]))
+        for text in (note for note in record["notes"] if not is_time_up(note)):  # those stand under the table
+            marks[""] += notes.mark(plain(text))
+        figures = [_figure(record, column, bases) + marks.get(column[0], "") for column in columns]
+        description = ours(layout["rows"].get(record["row"], ""))
+        lines.append([plain(record["row"]) + marks[""], description, *figures, verdict(record, notes)])
+        # A published figure that a note has to explain is in the table alone: a plot has no room for the note.
+        explained = {path for heading, path, _ in columns if marks.get(heading)}
+        bars += [_bar(record, spec, explained)] if spec.get("plot") else []
+    for row in extra:
+        figures = [
+            cell(value_at(row, path), form) if path.startswith("published.") else NONE for _, path, form in columns
+        ]
+        lines.append([ours(row["row"]), ours(row.get("description", "")), *figures, ours(row["reason"])])
+    device_name = device.upper()
+    title = f"{spec['title']}: {config}, {device_name}, {precision}"
+    if any(note.startswith(schema.DEPARTS) for record in present for note in record["notes"]):
+        title += f" ({schema.DEPARTS})"
+    table = Table(
+        title=title,
+        headings=["row", "what it is", *(ours(heading) for heading, _, _ in columns), "proof"],
+        right=[False, False, *(split_format(form)[0] != "str" for _, _, form in columns), False],
+        lines=lines,
+        foot=foot(layout, spec, present, rows, brief),
+    )
+    if not spec.get("plot"):
+        return table
+    same = [other for other in layout["tables"][:index] if other.get("plot") and other["mode"] == spec["mode"]]
+    number = f"-{len(same) + 1}" if same else ""
+    units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
+    return table._replace(
+        picture=f"{layout['benchmark']}.{config}.{spec['mode']}{number}.{device}.{precision}.png",
+        bars=bars + [_bar(row, spec) for row in extra],
+        axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
+        caption=machine_line(present),
+    )
+
+
+def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours: Sequence[str]) -> bool:
+    """Whether a column has something to show: published figures are there, and so is a speedup's row, proven or not."""
+    root = column[1].split(".")[0]
+    kind, _, base = split_format(column[2])[0].partition(":")
+    if kind == "speedup":
+        names = {record["row"] for record in rows}
+        return base in names or (base == FASTEST_PEER and not names <= set(ours))
+    optional = root == "published" or (device == "cpu" and root in GPU_ONLY)
+    return not optional or any(value_at(record, column[1]) is not None for record in rows)
+
+
+def fastest_peer(ok: Mapping[str, Mapping], ours: Sequence[str]) -> dict[str, Mapping]:
+    """{FASTEST_PEER: the proven record of the highest throughput that is not one of ours}; {} where there is none."""
+    peers = [record for row, record in ok.items() if row not in ours and record["throughput"]]
+    return {FASTEST_PEER: max(peers, key=lambda record: record["throughput"]["value"])} if peers else {}
+
+
+def _figure(record: Mapping, column: Sequence[str], bases: Mapping[str, Mapping]) -> str:
+    """A row's cell: the figures of a row that was not proven are not shown, published ones always."""
+    _, path, form = column
+    if record["status"] != "ok" and not path.startswith("published."):
+        return NONE
+    kind, _ = split_format(form)
+    if kind.startswith("speedup:"):
+        ratio = speedup(record, bases.get(kind.partition(":")[2]), path)
+        return NONE if ratio is None else f"{ratio:.2f}x"
+    if path == "share_of_matmul" and kind == "percent":
+        form = "percent*100"  # the one figure that a record keeps as 0..1
+    return cell(value_at(record, path), form)
+
+
+def verdict(record: Mapping, notes: Notes) -> str:
+    """The last column: proven with the worst error, or why there are no figures; a long reason goes on in a note."""
+    if record["status"] == "ok":
+        proof = record["proof"]
+        errors = [proof[key] for key in ACCURACY if proof.get(key) is not None] if proof else []
+        text = "not proven" if not proof else f"proven, errors ≤ {max(errors):.1e}" if errors else "proven"
+        text = "; ".join(filter(None, [text, record["reason"]]))
+    else:
+        text = f"{record['status']}: {record['reason']}"
+    if len(text) <= LONG_REASON:
+        return plain(text)
+    return plain(text[:LONG_REASON]) + "..." + notes.mark(plain(text))
+
+
+def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = ()) -> plots.Bar:
+    drawn = {label: path for label, path in (spec.get("plot_published") or {}).items() if path not in left_out}
+    published = [(label, value_at(record, path)) for label, path in drawn.items()]
+    published = [(label, figure) for label, figure in published if isinstance(figure, int | float)]
+    value = value_at(record, spec["plot"]) if record.get("status") == "ok" else None
+    if not isinstance(value, int | float):
+        note = record["reason"] if "status" not in record else f"{record['status']}: {record['reason']}".rstrip(": ")
+        return plots.Bar(record["row"], None, note=note, published=published)
+    step = record["step_ms"]
+    low = high = None
+    if step and spec["plot"] == "throughput.value":  # the quickest block is the highest throughput
+        low, high = value * step["median"] / step["max"], value * step["median"] / step["min"]
+    elif step and spec["plot"] == "step_ms.median":
+        low, high = step["min"], step["max"]
+    return plots.Bar(record["row"], value, low, high, "", published)
+
+
+def _count(numbers: Iterable[int], what: str, plural: str) -> str:
+    numbers = sorted(set(numbers))
+    text = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"{text} {what if numbers == [1] else plural}"
+
+
+def foot(
+    layout: Mapping, spec: Mapping, present: Sequence[Mapping], group: Sequence[Mapping], brief: bool
+) -> list[str]:
+    """The lines under a table: data, environment, how it was measured; unless brief, clocks, settings, rows not run."""
+    lines = []
+    embedded = spread(filter(is_embedded, present), data_of)
+    if embedded:
+        lines.append(f"**Embedded data, not the published set**: {told(embedded)}.")
+    lines += differences(present)
+    timed = [record for record in present if record["status"] == "ok" and record["blocks_ms"]]
+    lines += [how_measured(timed, spec)] if timed else []
+    if trained := [record for record in present if record["status"] == "ok" and "fit_s" in record]:
+        once = all(len(record["blocks_ms"]) == 1 for record in trained)
+        told_once = "Each training ran once: its time has no range."
+        lines.append(told_once if once else "Training time and accuracy are those of a row's first process.")
+    lines += cautions.lines(present, brief)
+    if brief:
+        return lines
+    states = [throttling(record) for record in present]
+    if any(reasons is not None for reasons in states) and not any(states):
+        lines.append("Clocks were not throttled.")
+    shared = {name: value for name, value in present[0]["config"].items() if name not in NOT_SETTINGS}
+    shared = {name: value for name, value in shared.items() if not isinstance(value, list | dict | None)
+              and all(record["config"].get(name) == value for record in present)}  # fmt: skip
+    if shared:
+        lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
+    measured = {record["row"] for record in group}
+    if absent := [row for row in layout["rows"] if row not in measured]:
+        lines.append(f"Not run: {listed(absent, at_most=len(absent))}.")
+    return lines + ([spec["note"]] if spec.get("note") else [])
+
+
+def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
+    """What the times of a table are, and how to read what stands behind them in its cells."""
+    noun = "epoch" if spec["mode"] == "fit" else "block"
+    each = _count((len(blocks) for record in timed for blocks in record["blocks_ms"]), noun, f"{noun}s")
+    processes = [len(record["blocks_ms"]) for record in timed]
+    ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
+    if max(processes) == 1:
+        in_brackets = " (1), in brackets their range, which says nothing about another process" if ranged else ""
+        return f"Time per step: median of {each} in one process{in_brackets}."
+    text = f"Time per step: median over {_count(processes, 'process', 'processes')} of each one's median of {each}"
+    if ranged:
+        text += "; ±: 95 % interval over the processes, their number in parentheses"
+    if ranged and min(processes) == 1:
+        text += "; in brackets: range within a single process, which says nothing about another one"
+    return f"{text}."
+
+
+def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
+    """Every row's errors and the kernel that was seen, with the limits underneath."""
+    order = list(layout["rows"])
+    groups = list(in_groups(rows))
+    rows = [record for record in rows if record["proof"]]
+    rows.sort(key=lambda r: (groups.index(group_of(r)), order.index(r["row"]) if r["row"] in order else len(order)))
+    if not rows:
+        return ["No row was proven."]
+    lines, limits, spreads = [], {}, set()
+    for record in rows:
+        proof = record["proof"]
+        errors = [NONE if proof.get(key) is None else f"{proof[key]:.1e}" for key in schema.ERRORS]
+        result = (
+            "proven" if proof["ok"] else "failed: " + (plain(", ".join(proof.get("failed", []))) or "see the record")
+        )
+        lines.append(
+            [plain(record["row"]), record["mode"], ", ".join(group_of(record)), *errors, result, kernel_of(proof)]
+        )
+        limit = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+                          for key, value in proof.get("limit", {}).items() if value and key != "spread")  # fmt: skip
+        limits.setdefault(plain(limit), {})[record["precision"]] = None
+        spreads |= {f"{value:g}" for key, value in proof.get("limit", {}).items() if key == "spread"}
+    headings = ["row", "mode", "config", *(key.removesuffix("_err") for key in schema.ERRORS), "result", "what ran"]
+    right = [False] * 3 + [True] * len(schema.ERRORS) + [False] * 2
+    under = [f"Limits of {', '.join(precisions)}: {plain(limit)}." for limit, precisions in limits.items() if limit]
+    if spreads:
+        under.append(f"Limit of spread, the timed blocks' losses against each other: {' or '.join(sorted(spreads))}.")
+    return [markdown(headings, right, lines), "", *paragraphs(under)]
+
+
+def kernel_of(proof: Mapping) -> str:
+    """What the profiler saw: ops with how often they ran, and the two longest GPU kernels."""
+    kernel = proof.get("kernel") or {}
+    ops, names = kernel.get("ops"), kernel.get("kernels")
+    seen = [f"{op} x{count}" for op, count in ops.items()] if isinstance(ops, Mapping) else []
+    seen += [name if len(name) <= 48 else name[:45] + "..." for name in list(names)[:2]] if names else []
+    seen = seen or [f"{key}: {value}" for key, value in kernel.items() if key not in ("ops", "kernels")]
+    return plain(", ".join(seen)) or NONE

@@ -1,0 +1,121 @@
+"""Reads layout/<benchmark>.json: which tables the benchmark script wants; harness/report/tables.py says what the keys mean."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.record import records, schema
+from harness.record.schema import RecordError
+from harness.report.cells import split_format
+
+Rules = dict[str, tuple[str, Callable[[Any], bool]]]  # key: (what is expected, test)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _text_or_null(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _named_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_text, value.values()))
+
+
+def _columns(value: Any) -> bool:
+    return isinstance(value, list) and all(_texts(column) and len(column) == 3 for column in value)
+
+
+def _list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _dict_or_null(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+_TEXT, _TEXT_OR_NULL = ("a text", _text), ("a text or null", _text_or_null)
+LAYOUT: Rules = {
+    "benchmark": ("a name of letters, digits, _ and -", schema.is_name),
+    "title": _TEXT,
+    "question": _TEXT,
+    "rows": ("an object of texts", _named_texts),
+    "tables": ("a list", _list),
+}
+LAYOUT_OPTIONAL: Rules = {
+    "footnotes": ("a list", _list),
+    "extra_rows": ("a list", _list),
+    "headline": ("an object", _dict_or_null),
+    "ours": ("a list of texts", _texts),
+    "axes": ("a list", _list),
+}
+TABLE: Rules = {
+    "title": _TEXT,
+    "mode": (f"one of {', '.join(schema.MODES)}", lambda value: value in schema.MODES),
+    "columns": ("a list of [heading, path, format]", _columns),
+}
+TABLE_OPTIONAL: Rules = {
+    **dict.fromkeys(("device", "note", "plot", "plot_unit"), _TEXT_OR_NULL),
+    "plot_published": ("null or an object of texts", lambda value: value is None or _named_texts(value)),
+}
+AXIS: Rules = {
+    "name": ("a name of letters, digits, _ and -", schema.is_name),
+    "constant": _TEXT,
+    "title": _TEXT,
+    "label": _TEXT,
+    "mode": TABLE["mode"],
+}
+EXTRA_ROW: Rules = {"row": _TEXT, "reason": _TEXT, "table": ("an index", lambda value: type(value) is int)}
+EXTRA_ROW_OPTIONAL: Rules = {
+    **dict.fromkeys(("description", "config", "device"), _TEXT),
+    "published": ("an object of figures", schema.is_published),
+}
+FOOTNOTE: Rules = {"text": _TEXT}
+FOOTNOTE_OPTIONAL: Rules = dict.fromkeys(("row", "mode", "device", "config", "column"), _TEXT)
+
+
+def read_layout(path: Path) -> dict:
+    """A benchmark's layout, checked; RecordError or UserError names the file and what is wrong."""
+    layout = records.read_json(path)
+    if not isinstance(layout, dict) or layout.get("schema") != schema.SCHEMA:
+        found = layout.get("schema") if isinstance(layout, dict) else layout
+        raise RecordError(path, "schema", found, str(schema.SCHEMA))
+    _check(path, "layout", layout, LAYOUT, LAYOUT_OPTIONAL)
+    for table in layout["tables"]:
+        _check(path, "tables", table, TABLE, TABLE_OPTIONAL)
+        for column in table["columns"]:
+            split_format(column[2])
+    for axis in layout.get("axes", []):
+        _check(path, "axes", axis, AXIS, {})
+    for row in layout.get("extra_rows", []):
+        _check(path, "extra_rows", row, EXTRA_ROW, EXTRA_ROW_OPTIONAL)
+    for note in layout.get("footnotes", []):
+        if not isinstance(note, str):
+            _check(path, "footnotes", note, FOOTNOTE, FOOTNOTE_OPTIONAL)
+    if headline := layout.get("headline"):
+        _check_headline(path, headline, layout["tables"])
+    return layout
+
+
+def _check(path: Path, what: str, found: Any, rules: Rules, optional: Rules) -> None:
+    if not isinstance(found, dict):
+        raise RecordError(path, what, found, "an object")
+    for key, (expected, test) in {**rules, **optional}.items():
+        if key not in found and key in rules:
+            raise RecordError(path, what, f"a value without {key!r}", f"{expected} under {key!r}")
+        if key in found and not test(found[key]):
+            raise RecordError(path, f"{what}: {key}", found[key], expected)
+
+
+def _check_headline(path: Path, headline: dict, tables: list[dict]) -> None:
+    index, wanted = headline.get("table"), headline.get("columns", [])
+    if type(index) is not int or index not in range(len(tables)):
+        raise RecordError(path, "headline", index, "the index of a table")
+    headings = [column[0] for column in tables[index]["columns"]]
+    if not _texts(wanted) or not set(wanted) <= set(headings):
+        raise RecordError(path, "headline", wanted, f"columns of its table: {', '.join(headings)}")

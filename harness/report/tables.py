@@ -1,0 +1,225 @@
+"""Draws a run's tables, plots and index from its records and layouts alone, without any framework.
+
+    python -m harness.report.tables results/RUN                        # every page and plot of the run
+    python -m harness.report.tables results/RUN --readme README.md     # and the headline tables between README's markers
+    python -m harness.report.tables results/RUN --headline             # and prints the headline tables, above the files' names
+
+A layout (layout/<benchmark>.json, written by the benchmark script) holds `title`, `question`, `rows` {row: what it is},
+`tables`, `footnotes`, `extra_rows`, `headline` {"table": index, "columns": [headings]}, `ours` [rows] and, of a benchmark
+that is measured along axes, `axes` (harness/report/axes.py). A table is
+
+    {"title", "mode", "device" (null: one per device), "columns": [[heading, dotted path, format], ...], "note",
+     "plot" (dotted path or null), "plot_unit", "plot_published": {label: dotted path}}
+
+Formats: Python's (".1f", "d", ",.0f", ".0%"), "str", "median_range", "pair", "bytes", "percent" and "speedup:<row>":
+that row's figure against this one's, the larger the faster; "speedup:fastest peer" takes the row of the highest
+throughput that is not one of `ours`. "median_range" shows step_ms with its interval, or of one process with its range,
+and the number of processes. A list is shown by its median. "*<factor>" behind any format multiplies first:
+["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go, and speedups against a row that the
+table does not have.
+An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
+A footnote is a string, or {"text"} with any of "row", "mode", "device", "config" that it is about and "column", a
+heading.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import UserError, require
+from harness.record import records, schema
+from harness.record.provenance import head, machine_line
+from harness.report import axes, curves, plots
+from harness.report.building import Table, build, in_groups, proof_table
+from harness.report.cells import Notes, markdown, paragraphs, plain
+from harness.report.layouts import read_layout
+
+
+def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
+    """(markdown of one benchmark, its tables that have a plot)."""
+    notes = Notes()
+    tables = [
+        table
+        for index in range(len(layout["tables"]))
+        for group, members in in_groups(rows).items()
+        if (table := build(layout, index, group, members, notes))
+    ] + axes.tables(layout, rows, notes)
+    lines = [
+        f"# {layout['title']}",
+        "",
+        layout["question"],
+        "",
+        *head(rows),
+        "",
+        *paragraphs(axes.left_out(layout, rows)),
+    ]
+    for table in tables:
+        lines += [
+            f"## {table.title}",
+            "",
+            markdown(table.headings, table.right, table.lines),
+            "",
+            *paragraphs(table.foot),
+        ]
+    footnotes = [f"- {note}" for note in layout.get("footnotes", []) if isinstance(note, str)]
+    if footnotes or notes.texts:
+        lines += ["## Notes", "", *notes.lines(), *footnotes, ""]
+    lines += ["## Proof", "", *proof_table(layout, rows)]
+    drawn = [table for table in tables if table.picture]
+    if drawn:
+        lines += ["## Plots", "", *paragraphs(f"![{table.title}]({table.picture})" for table in drawn)]
+    return "\n".join(lines).rstrip() + "\n", drawn
+
+
+def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], list[str]]:
+    """({benchmark: (layout, its records)}, one line per file that could not be used)."""
+    rows, problems = records.read_run(run)
+    rows = [schema.timed_by_process(record) for record in rows]
+    found: dict[str, tuple[dict, list[dict]]] = {}
+    for benchmark in dict.fromkeys(record["benchmark"] for record in rows):
+        path = Path(run) / "layout" / f"{benchmark}.json"
+        try:
+            found[benchmark] = read_layout(path), [record for record in rows if record["benchmark"] == benchmark]
+        except UserError as error:
+            problems.append(f"{error}; without it the records of {benchmark} are not drawn")
+    return found, problems
+
+
+def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
+    """The headline tables of one benchmark, with what has to be known to read them.
+
+    Of one config's and device's precisions only the one with the most rows; the others stand on the benchmark's page. Rows
+    that were skipped are named below the table.
+    """
+    headline = layout.get("headline")
+    if not headline:
+        return []
+    spec = layout["tables"][headline["table"]]
+    wanted = headline.get("columns") or [column[0] for column in spec["columns"]]
+    spec = {**spec, "columns": [column for column in spec["columns"] if column[0] in wanted], "plot": None}
+    tables = [spec if index == headline["table"] else table for index, table in enumerate(layout["tables"])]
+    lines, groups = [], in_groups(rows)
+    for group, members in groups.items():
+        most = max(len(others) for other, others in groups.items() if other[:2] == group[:2])
+        if len(members) < most:
+            continue
+        notes = Notes()
+        ran = [record for record in members if record["status"] != "skipped"]
+        table = build({**layout, "tables": tables}, headline["table"], group, ran or members, notes, brief=True)
+        if table:
+            lines += [f"**{layout['title']}. {table.title}**", ""]
+            lines += [
+                markdown(table.headings, table.right, table.lines),
+                "",
+                *paragraphs([*table.foot, *_skipped(ran, members)]),
+            ]
+            lines += [*notes.lines(), ""] if notes.texts else []
+    return lines
+
+
+def _skipped(ran: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
+    """One line per reason for which rows were skipped; none where no row ran, and the table holds them."""
+    reasons: dict[str, dict[str, None]] = {}
+    for record in members if ran else ():
+        if record["status"] == "skipped":
+            reasons.setdefault(record["reason"], {})[f"`{record['row']}`"] = None
+    return [f"Skipped, {plain(reason)}: {', '.join(rows)}." for reason, rows in reasons.items()]
+
+
+def headline(run: str | os.PathLike) -> str:
+    """Markdown of every benchmark's headline tables, as for the terminal or a README."""
+    found, _ = load(run)
+    every = [record for _, rows in found.values() for record in rows]
+    lines = [f"Measured on {machine_line(every)}.", ""] if every else ["No records yet.", ""]
+    for layout, rows in found.values():
+        lines += headline_of(layout, rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems: Sequence[str]) -> str:
+    """README.md of the run: where, which benchmarks, the headline, and what has no figures."""
+    every = [record for _, rows in found.values() for record in rows]
+    lines = [f"# {run.resolve().name}", "", *(head(every) if every else ["No records yet."]), "", "## Benchmarks", ""]
+    lines += [
+        f"- [{layout['title']}]({benchmark}.md): {layout['question']}" for benchmark, (layout, _) in found.items()
+    ]
+    headlines = [line for layout, rows in found.values() for line in headline_of(layout, rows)]
+    lines += ["", "## Headline", "", *headlines] if headlines else [""]
+    missing = [record for record in every if record["status"] != "ok"]
+    if missing or problems:
+        lines += ["## Rows without figures", ""]
+        lines += [f"- {records.record_name(r)}: {r['status']}: {plain(r['reason'])}" for r in missing]
+        lines += [f"- {plain(problem.replace(f'{run}{os.sep}', ''))}" for problem in problems]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render(run: str | os.PathLike) -> tuple[list[Path], list[str]]:
+    """Draws everything of a run: (paths of the pages, README.md first; one line per file that could not be used)."""
+    run = Path(run)
+    found, problems = load(run)
+    written = [run / "README.md"]
+    for benchmark, (layout, rows) in found.items():
+        text, drawn = page(layout, rows)
+        for table in drawn:
+            title = f"{layout['title']}. {table.title}"
+            if table.curves:
+                picture = curves.draw(title, table.across, table.axis, table.curves, table.caption)
+            else:
+                picture = plots.draw(title, table.axis, table.bars, table.caption)
+            records.write_bytes(run / table.picture, picture)
+        written.append(run / f"{benchmark}.md")
+        records.write_bytes(written[-1], text.encode("utf-8"))
+    records.write_bytes(written[0], index_page(run, found, problems).encode("utf-8"))
+    return written, problems
+
+
+def put_into_readme(run: str | os.PathLike, readme: str | os.PathLike) -> None:
+    """Replaces what stands between the run's two markers in the file; UserError where it has not exactly these two."""
+    run, readme = Path(run), Path(readme)
+    name = run.resolve().name
+    begin, end = f"<!-- headline:{name} -->", f"<!-- /headline:{name} -->"
+    try:
+        text = readme.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{readme}: cannot be read ({error}); expected a text file with {begin}") from error
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UserError(
+            f"{readme}: expected one line {begin} and, below it, one line {end}; write them where it shall go"
+        )
+    link = Path(os.path.relpath(run.resolve(), readme.resolve().parent)).as_posix()
+    block = f"{begin}\n\n{headline(run)}\nEvery table, plot and record: [{name}]({link}/README.md).\n\n{end}"
+    before, after = text.split(begin)[0], text.split(end)[1]
+    records.write_bytes(readme, f"{before}{block}{after}".encode())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report.tables", description="Draw a run's tables and plots."
+    )
+    parser.add_argument("run", metavar="results/RUN", help="a run's folder")
+    parser.add_argument(
+        "--readme", metavar="FILE", help="also put the headline tables between the markers of this file"
+    )
+    parser.add_argument("--headline", action="store_true", help="also print the headline tables, first")
+    options = parser.parse_args(arguments)
+    try:
+        require("pandas", "tabulate", "matplotlib")
+        written, problems = render(options.run)
+        if options.readme:
+            put_into_readme(options.run, options.readme)
+        if options.headline:
+            print(headline(options.run))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    for path in written:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

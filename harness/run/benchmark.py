@@ -1,0 +1,381 @@
+"""What every script of benchmarks/ has in common: its command line, one child process per row, records and tables.
+
+    parent   reads the header, picks rows, never imports a framework, nor NumPy: the tables are drawn in a process too
+    child    `python SCRIPT --child JOB`: one task — load the data, compute the reference, measure the matmul, run a row
+
+Rows run in turn over several processes (A B C A B C …). A record is rewritten, whole, after each of its processes.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from harness.data.located import locate
+from harness.errors import CrashError, UserError, require
+from harness.frameworks import runtimes
+from harness.record import machine, records, schema, software
+from harness.record.rounds import Rounds
+from harness.run import child, options, processes, resume
+
+# Constants that change neither what is computed nor from which data: the reference stays the same.
+NOT_IN_REFERENCE = {
+    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS", "AXES"),
+    *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
+    "WARMUP_LIMIT_S",
+    *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),
+}
+PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
+MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
+NO_REASON = "the process gave no reason"
+
+
+class Row(NamedTuple):
+    """One implementation in one way to execute it.
+
+    Attributes:
+        what: one line for the tables.
+        evidence: constants → the arguments of harness.measure.proof.Kernel: what has to be seen running.
+        needs_gpu: skipped on a CPU.
+        framework: one of harness.frameworks.runtimes.FRAMEWORKS; the row is skipped where it is not installed.
+        precisions: those that the row has; it is skipped in the others.
+        cannot: constants → why the row cannot run with them, and is skipped; "" where it can.
+    """
+
+    what: str
+    evidence: Callable[[SimpleNamespace], Mapping[str, Any]]
+    needs_gpu: bool = False
+    framework: str = "tensorflow"
+    precisions: Sequence[str] = schema.PRECISIONS
+    cannot: Callable[[Mapping[str, Any]], str] = lambda constants: ""
+
+    @classmethod
+    def of(cls, made: Any) -> "Row":
+        """The row of a stack's implementation: its what, needs_gpu, framework, precisions, evidence(layers, steps, device)."""
+        return cls(
+            made.what,
+            lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE),
+            made.needs_gpu,
+            made.framework,
+            made.precisions,
+        )
+
+
+@dataclass
+class Benchmark:
+    """A benchmark script.
+
+    Attributes:
+        script, doc: its __file__ and __doc__.
+        rows: in the tables' order.
+        load: constants, harness.data.located.Located → the data set (any object with `facts`). In a child.
+        reference: constants, data → {"outputs", "losses", "gradients", "updates", …}, in float64. In a child, NumPy only.
+        run_row: row, constants, Measurement → {mode: part}. In a child.
+        layout: of the tables (harness/report/tables.py), less "rows".
+        modes: of the records of one row, by whether a flag was given: flags → modes.
+        protocol: constants → the published protocol's constants; a run that departs from it drops the published columns.
+        published: constants, row, mode, device → {column: figure}.
+    """
+
+    script: str
+    doc: str
+    rows: Mapping[str, Row]
+    load: Callable
+    reference: Callable
+    run_row: Callable
+    layout: dict
+    modes: Callable[[set[str]], Sequence[str]]
+    protocol: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    published: Callable[..., Mapping[str, Any]]
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return Path(self.script).stem
+
+
+def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["Parent"] | None = None) -> int:
+    """Run the script. Exit status 0, 1 (a row failed, none could start, a file was not written), 2 wrong input, 130 Ctrl-C.
+
+    parent: how the rows are run, where that is not a process for each.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == [processes.CHILD_FLAG]:
+        return child.run(benchmark, argv[1])
+    try:
+        return (parent or Parent)(benchmark, argv).run()
+    except CrashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
+        return 130
+
+
+class Parent:
+    """Picks rows, starts their processes in turn, keeps their records, draws the tables."""
+
+    def __init__(self, benchmark: Benchmark, argv: Sequence[str]) -> None:
+        self.benchmark = benchmark
+        self.header = options.read_header(benchmark.script)
+        self.options = options.parse(self.header, argv, benchmark.flags)
+        self.flags = self.options.flags
+        if {"help", "list"} & self.flags:
+            return
+        self.device = self.options.device or ("gpu" if machine.gpu_count() else "cpu")
+        self.preset = self.options.preset or ("full" if self.device == "gpu" else "quick")
+        self.constants = self._resolve()
+        self.rows = options.rows(self.constants["ROWS"], benchmark.rows)
+        self.modes = benchmark.modes(self.flags)
+        self.rounds = self._rounds()
+
+    def _resolve(self) -> dict[str, Any]:
+        constants = options.resolve(self.header, self.options, self.preset)
+        self.echo = options.echo(constants, self.header, self.preset)  # before the device decides on the precision
+        constants["PRECISION"] = constants["PRECISION"] or ("tf32" if self.device == "gpu" else "fp32")
+        if constants["PRECISION"] == "tf32" and self.device == "cpu":
+            raise UserError(options.NO_TF32)
+        return constants
+
+    def _rounds(self) -> Rounds:
+        """A whole training runs once, unless the user asks for more; a preset's PROCESSES are those of the timed blocks."""
+        processes = self.constants["PROCESSES"]
+        if "fit" in self.modes:
+            processes = self.options.values.get("PROCESSES") or self.header.constants["PROCESSES"].default or 1
+        budget_s = self.constants.get("ROW_BUDGET_S") or self.constants["ROW_LIMIT_S"]
+        return Rounds(processes, budget_s, self.options.repeat_until)
+
+    def run(self) -> int:
+        if "help" in self.flags:
+            print(options.help_text(self.header, self.benchmark.doc, self.benchmark.flags))
+            return 0
+        if "list" in self.flags:
+            width = max(map(len, self.benchmark.rows))
+            for name, row in self.benchmark.rows.items():
+                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
+                print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
+            return 0
+        require("numpy", "pandas", "psutil", "tqdm")
+        locate(self.options.data)
+        if self.device == "gpu" and not machine.gpu_count():
+            raise UserError(machine.NO_GPU)
+        if self.echo:
+            print(self.echo)
+        out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
+        if "resume" in self.flags and not out.exists():
+            print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
+        with records.open_run(out) as run:
+            self.out = run.path
+            try:
+                self._data()  # found, fetched or refused before any row starts
+            except CrashError:
+                raise
+            except UserError:
+                run.discard()
+                raise
+            try:
+                self._write_layout()
+                self.software = software.write(self.out)
+                self._say_if_nothing_runs()
+                self._run_rows()
+            except CrashError:  # no space for a record: what there is can be drawn, perhaps
+                with contextlib.suppress(UserError):
+                    self._draw()
+                raise
+            return self._draw()
+
+    def _say_if_nothing_runs(self) -> None:
+        reasons = {row: self._cannot_run(row) for row in self.rows}
+        if all(reasons.values()):
+            why = "; ".join(f"{row}: {reason}" for row, reason in reasons.items())
+            print(f"{self.benchmark.name}: none of these rows can be measured here: {why}", file=sys.stderr)
+
+    def _write_layout(self) -> None:
+        rows = {name: row.what for name, row in self.benchmark.rows.items()}
+        layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
+        records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
+
+    def _run_rows(self) -> None:
+        from tqdm import tqdm
+
+        wanted = [row for row in self.rows if not self._settled(row)]
+        earlier = {row: self._earlier(row) for row in wanted}
+        spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
+        done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
+        label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.rounds.least
+        with tqdm(
+            total=len(wanted) * least, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
+        ) as bar:
+            for process in itertools.count():
+                if not spent:
+                    break
+                for number, row in enumerate(wanted, 1):
+                    if row not in spent or process < done[row]:
+                        continue
+                    place = f"{number}/{len(wanted)} rows, process {process + 1}/{max(least, process + 1)}"
+                    bar.set_description(f"{label}: {row} ({place})")
+                    outcome = self._run_process(row, process)
+                    spent[row] += outcome.seconds
+                    bar.total += process >= least
+                    bar.update()
+                    if not self._keep(row, outcome, process, spent[row]):
+                        bar.update(max(0, least - process - 1))
+                        del spent[row]
+
+    def _settled(self, row: str) -> bool:
+        """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
+        reason = self._cannot_run(row)
+        if not reason:
+            earlier = self._earlier(row)
+            return bool(earlier) and self.rounds.ended(earlier)
+        skipped = [self._new_record(row, mode, status="skipped", reason=reason) for mode in self.modes]
+        if kept := resume.write_skipped(self.out, skipped, "resume" in self.flags):
+            print(f"{row}: {reason}; its earlier record stays ({', '.join(kept)})", file=sys.stderr)
+        return True
+
+    def _cannot_run(self, row: str) -> str:
+        if self.benchmark.rows[row].needs_gpu and self.device == "cpu":
+            return "needs an NVIDIA GPU"
+        if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
+            return f"has no {precision}"
+        cannot = self.benchmark.rows[row].cannot(self.constants)
+        return cannot or runtimes.missing(self.benchmark.rows[row].framework)
+
+    def _earlier(self, row: str) -> list[dict]:
+        """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""
+        if "resume" not in self.flags:
+            return []
+        paths = [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes]
+        today = resume.Today(self.constants, self.device, self._data()["sha256"])
+        return resume.earlier(paths, self.benchmark.rows[row].framework, today)
+
+    def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
+        protocol = self.benchmark.protocol(self.constants)
+        departs = options.departs_from_protocol(self.constants, protocol)
+        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"]
+        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, fp16 does not.
+        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] == "fp16"
+        published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)
+        return schema.new_record(
+            notes=notes if departs else [],
+            benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
+            config=json.loads(json.dumps(self.constants)), published=dict(published),
+            environment={"software": self.software}, **rest,
+        )  # fmt: skip
+
+    def _run_process(self, row: str, process: int) -> processes.Outcome:
+        return self._without_reference() or self._task("row", row=row, **self._job(process))
+
+    def _without_reference(self) -> processes.Outcome | None:
+        """Have the reference computed, where it is not there; what became of that where it is not there even so."""
+        data = self._data()
+        path = self._reference_path(data)
+        if path.exists():
+            return None
+        outcome = self._task("reference", data=data, path=str(path))
+        reason = (outcome.result or {}).get("error") or outcome.reason
+        return None if path.exists() else outcome._replace(result=None, reason=f"the float64 reference: {reason}")
+
+    def _job(self, process: int) -> dict[str, Any]:
+        """What a row's process is told, besides its row."""
+        data = self._data()
+        return {"process": process, "data": data, "reference": str(self._reference_path(data)),
+                "protocol": self.constants, "matmul_flops": self._matmul()}  # fmt: skip
+
+    def _data(self) -> dict:
+        """Have the data sets found, or fetched, once; {"facts", "embedded": why the embedded ones serve, or ""}."""
+        if not hasattr(self, "_data_found"):
+            outcome = self._task("data", data={"option": self.options.data, "embedded": ""}, log="data")
+            failure = outcome.result or {"error": outcome.reason}
+            if failure.get("wrong_input"):
+                raise UserError(failure["error"])
+            if "error" in failure:
+                raise CrashError(f"the data could not be loaded: {failure['error']}; see {self.out / outcome.log}")
+            facts = outcome.result["facts"]
+            embedded = facts.get("reason", "") if facts.get("source") == "embedded" else ""
+            self._data_found = {"option": self.options.data, "embedded": embedded, "sha256": facts.get("sha256")}
+        return self._data_found
+
+    def _reference_path(self, data: Mapping) -> Path:
+        """One reference per config and data: `<out>/references/<benchmark>.<hash of both>.npz`."""
+        computed = {name: value for name, value in self.constants.items() if name not in NOT_IN_REFERENCE}
+        content = json.dumps([computed, data["sha256"], data["embedded"]], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()
+
+    def _matmul(self) -> float | None:
+        """FLOP/s of a large matmul on this device at this precision, measured once per run (matmul.json)."""
+        if not hasattr(self, "_matmul_found"):
+            path, key = self.out / "matmul.json", f"{self.device}.{self.constants['PRECISION']}"
+            known = records.read_figures(path) if path.exists() else {}
+            for _ in range(MATMUL_TRIES):
+                if not known.get(key):
+                    known[key] = (self._task("matmul").result or {}).get("flops")
+            records.write_json(path, known)
+            self._matmul_found = known[key]
+        return self._matmul_found
+
+    def _task(self, task: str, log: str = "", watch: Callable | None = None, **job: Any) -> processes.Outcome:
+        # NVML counts GPUs by their place on the bus; so does CUDA, then.
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return processes.run_child(
+            Path(self.benchmark.script),
+            {"task": task, "constants": self.constants, "device": self.device, "precision": self.constants["PRECISION"],
+             "flags": sorted(self.flags), **job},
+            limit_s=self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
+            log=self._log_of(job.get("row", task)),
+            env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+            watch=watch,
+        )  # fmt: skip
+
+    def _log_of(self, row: str) -> Path:
+        parts = (self.benchmark.name, self.constants["CONFIG"], row, self.device, self.constants["PRECISION"])
+        return self.out / "logs" / f"{'.'.join(parts)}.log"
+
+    def _keep(self, row: str, outcome: processes.Outcome, process: int, spent_s: float) -> bool:
+        """Merge a process's result into the row's records, which the first one begins anew; whether the row goes on."""
+        merged = []
+        for mode in self.modes:
+            path = records.path_of(self.out, self._new_record(row, mode))
+            record = records.read_record(path) if process else self._new_record(row, mode)
+            part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason or NO_REASON}
+            if part.get("status") == "failed":
+                part["reason"] = f"{part['reason']}; see {outcome.log}"
+            notes = [*part.get("notes", []), *filter(None, [outcome.note])]
+            merged.append({**schema.merge_process(record, {**part, "notes": notes}), "spent_s": spent_s})
+        failed = [record["mode"] for record in merged if record["status"] == "failed"]
+        going_on = all(record["status"] == "ok" for record in merged) and not self.rounds.enough(merged)
+        time_is_up = going_on and spent_s > self.rounds.limit_s
+        for record in merged:
+            if record["status"] == "failed":
+                record = schema.without_results(record)
+            elif failed and not self.rounds.enough([record]):
+                record["notes"].append(f"stopped: {', '.join(failed)} failed")
+            records.write_record(self.out, self.rounds.noted(record, time_is_up))
+        return going_on and not time_is_up
+
+    def _draw(self) -> int:
+        written = processes.draw(self.out)
+        names = self._names()
+        found, _ = records.read_run(self.out)
+        failed = [r for r in found if r["status"] == "failed" and records.record_name(r) in names]
+        for record in failed:
+            print(f"failed: {records.record_name(record)}: {record['reason']}", file=sys.stderr)
+        page = self.out / f"{self.benchmark.name}.md"
+        if str(page.absolute()) in written:
+            print(page)
+        return 1 if failed else 0
+
+    def _names(self) -> set[str]:
+        """Of the records that this run is about."""
+        return {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}

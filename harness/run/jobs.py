@@ -1,0 +1,174 @@
+"""Which benchmarks a run of the suite starts, and with which options: the presets, and what the user wrote.
+
+Reads the scripts' headers, never executes them; only the standard library is imported.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.run import options
+from harness.run.options import Constant, Header, Options
+
+# Of MNIST's rows those that train in about a minute: op by op, a training of 3 epochs takes PyTorch's cells many.
+MNIST_ROWS = (
+    "--rows=keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
+)
+MNIST_ROWS += "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"
+# What each preset runs: (script, its options). What the user wrote comes before them; see `plan`.
+JOBS: dict[str, list[tuple[str, list[str]]]] = {
+    "quick": [
+        ("mnist", [MNIST_ROWS]),
+        ("ptb", ["--config=small"]),
+        ("ptb", ["--config=small", "--train", "--rows=keras,block_fused"]),  # two rows: every one takes half a minute
+        ("ptb_sentences", []),
+        ("scaling", []),
+        ("stacked_lm", []),
+        ("synthetic", []),
+    ],
+    "full": [
+        ("mnist", [MNIST_ROWS]),
+        ("ptb", ["--config=large"]),
+        ("ptb", ["--config=small", "--train", "--rows=keras_cudnn"]),  # once: a schedule of 13 epochs takes minutes
+        ("ptb_sentences", []),
+        ("scaling", []),
+        ("stacked_lm", []),
+        ("synthetic", []),
+    ],
+}
+SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
+OWN_FLAGS = {
+    "peers": "run_all.sh: install PyTorch and JAX too, on top of .venv; without them their rows are skipped",
+    "no_install": "run_all.sh: use this Python as it is (PYTHON=... names another), install nothing",
+    "dry_run_install": "run_all.sh: print what would be installed on this machine, and stop",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of one script."""
+
+    name: str
+    arguments: tuple[str, ...]  # the job's own, without --out and the like
+
+    def __str__(self) -> str:
+        """What tells it from the suite's other jobs; the script itself echoes every constant that was overridden."""
+        return " ".join([self.name, *(a for a in self.arguments if a.startswith("--config=") or "=" not in a)])
+
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """The headers of the suite's scripts by name, in the order in which they run. Raises UserError."""
+    names = dict.fromkeys(name for jobs in JOBS.values() for name, _ in jobs)
+    missing = [name for name in names if not (folder / f"{name}.py").is_file()]
+    if missing:
+        raise UserError(f"{folder}: {missing[0]}.py is missing; restore it from the repository")
+    return {name: options.read_header(folder / f"{name}.py") for name in names}
+
+
+def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, list[str]]:
+    """(the command line, the chosen benchmarks). Raises UserError, also for a value that one of them would refuse."""
+    merged: dict[str, Constant] = {"ONLY": Constant("mnist,ptb", "", 0)}
+    configs: dict[str, dict] = {}
+    for header in headers.values():
+        configs |= header.configs
+        merged = {**header.constants, **merged}
+    everything = Header("the scripts of benchmarks/", {**merged, "CONFIGS": Constant(configs, "", 0)})
+    script_flags = {flag: text for flags in SCRIPT_FLAGS.values() for flag, text in flags.items()}
+    found = options.parse(everything, argv, {**OWN_FLAGS, **script_flags})
+    if {"peers", "no_install"} <= found.flags:
+        by_hand = "install requirements-peers.txt and requirements-peers-cpu.txt (or -cuda.txt, with --no-deps) into it"
+        raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
+    chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
+    for name in [*found.values, *(found.flags & script_flags.keys())]:
+        having = [
+            script for script in headers if name in headers[script].constants or name in SCRIPT_FLAGS.get(script, {})
+        ]
+        if not set(having) & set(chosen):
+            option = f"--{name.lower().replace('_', '-')}"
+            raise UserError(f"{option}: only {', '.join(having)} has it; leave it out, or add {having[0]} to --only")
+    config = found.values.get("CONFIG")
+    if config is not None and not any(config in headers[name].configs for name in chosen):
+        having = [name for name in headers if config in headers[name].configs]
+        raise UserError(f"--config={config}: only {', '.join(having)} has it; add {having[0]} to --only")
+    return found, chosen
+
+
+def _choose(only: str, known: list[str]) -> list[str]:
+    try:
+        return options.rows(only, known)
+    except UserError as error:
+        raise UserError(str(error).replace("--rows", "--only").replace("no such row", "no such benchmark")) from None
+
+
+def plan(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], preset: str,
+         rows: Mapping[str, Sequence[str]] | None = None) -> list[Job]:  # fmt: skip
+    """The jobs of a preset, changed as the user wishes. Raises UserError.
+
+    What the user wrote replaces the job's own option. A later job of the same script that it contradicts falls away:
+    `--config=large` replaces the first PTB job's config, and the training of the small one is not what was asked for.
+    Rows are no contradiction: the rows that the user named are trained.
+
+    rows: the rows of each script; one that has none of those that the user named falls away. None: not looked at.
+    """
+    jobs: list[Job] = []
+    for name, own in JOBS[preset]:
+        if name not in chosen:
+            continue
+        header, flags = headers[name], SCRIPT_FLAGS.get(name, {})
+        written = {key: value for key, value in found.values.items() if key in header.constants}
+        if written.get("CONFIG", "") not in ("", *header.configs):
+            del written["CONFIG"]
+        if "ROWS" in written and rows is not None:
+            known = [row for row in _named(written["ROWS"]) if row in ("all", *rows[name])]
+            if not known:
+                continue
+            written["ROWS"] = ",".join(known)
+        preset_options = options.parse(header, own, flags)
+        kept = {key: value for key, value in preset_options.values.items() if key not in written}
+        given = {key: value for key, value in preset_options.values.items() if key != "ROWS"}
+        contradicted = any(written.get(key, value) != value for key, value in given.items())
+        if contradicted and any(job.name == name for job in jobs):
+            continue
+        values = {**kept, **written}
+        arguments = [f"--{key.lower().replace('_', '-')}={_text(value)}" for key, value in values.items()]
+        arguments += [f"--{flag}" for flag in flags if flag in found.flags | preset_options.flags]
+        options.parse(header, arguments, flags)  # what this script would refuse is refused before the first one runs
+        job = Job(name, tuple(arguments))
+        jobs += [job] if job not in jobs else []
+    return jobs
+
+
+def _named(rows: object) -> list[str]:
+    return [name.strip() for name in str(rows).split(",") if name.strip()]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_rows(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """What each script prints for --list. Raises UserError."""
+    project = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [project, os.environ.get("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "harness.run.listing", *(str(folder / f"{name}.py") for name in names)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise UserError(f"--list of benchmarks/ failed: {last}")
+    found = {}
+    for name, (status, printed, why) in zip(names, json.loads(done.stdout), strict=True):
+        if status:
+            raise UserError(f"benchmarks/{name}.py --list failed: {why}")
+        found[name] = printed
+    return found
+
+
+def row_names(listing: str) -> list[str]:
+    """The first word of each line of a script's --list, where it can be the name of a row."""
+    return [match[1] for match in re.finditer(r"^\s*([a-z][a-z0-9_]*)(?:\s.*)?$", listing, re.MULTILINE)]

@@ -1,0 +1,103 @@
+"""What stays of an earlier run in the same folder: finished rows with --resume, and measured rows that cannot run now."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.frameworks import runtimes
+from harness.record import machine, records
+from harness.record.provenance import NOT_SETTINGS
+from harness.record.schema import RecordError
+
+
+class Today(NamedTuple):
+    """What an earlier record has to be of for its blocks to stand beside today's.
+
+    Attributes:
+        constants: of the script, as they are resolved.
+        device: "gpu" or "cpu".
+        sha256: {file: sum} of the data; None where there is none.
+    """
+
+    constants: Mapping[str, Any]
+    device: str
+    sha256: Mapping[str, str] | None
+
+
+def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
+    """A row's earlier records, all "ok", of the same constants, data, code and machine; else [].
+
+    Else, too, where they are of different numbers of processes: one was killed while it wrote the row's records.
+
+    Args:
+        paths: of the row's records, one per mode.
+        framework: the row's, of harness.frameworks.runtimes.FRAMEWORKS.
+
+    Raises:
+        RecordError: a file that is no good record.
+    """
+    found = []
+    for path in paths:
+        record = records.read_record(path) if path.exists() else None
+        if not record or record["status"] != "ok" or not is_comparable(record, framework, today):
+            return []
+        found.append(record)
+    return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
+
+
+def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
+    """Whether its blocks may stand beside today's in one row: the same settings, data, code, packages and machine."""
+    now = json.loads(json.dumps(today.constants))
+    if any(record["config"].get(name) != now[name] for name in now if name not in NOT_SETTINGS):
+        return False
+    environment = {**record["environment"]}
+    # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
+    environment["packages"] = runtimes.packages_of(framework, environment.get("packages") or {})
+    here = {
+        "packages": runtimes.packages_of(framework, machine.packages()),
+        "gpu": machine.gpu_name() if today.device == "gpu" else None,
+    }
+    if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
+        return False
+    facts = machine.facts(today.device)
+    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+        return False
+    then, now = environment.get("variables"), facts["variables"]
+    if then is not None and runtimes.variables_of([framework], then) != runtimes.variables_of([framework], now):
+        return False
+    return environment.get("data", {}).get("sha256") == today.sha256
+
+
+def is_todays_code(environment: Mapping) -> bool:
+    """Whether a record was made by the code that is here now, uncommitted changes included where it knows its own."""
+    now = machine.commit()
+    if environment.get("commit") != now["commit"]:
+        return False
+    if "diff" in environment:
+        return environment["diff"] == machine.diff()
+    return not (environment.get("dirty") or now.get("dirty"))
+
+
+def write_skipped(run: str | os.PathLike, skipped: Sequence[Mapping], resumed: bool) -> list[str]:
+    """Write the records of a row that cannot run here, but over none that was measured; the modes of those that stay.
+
+    resumed: whether RecordError is raised for a file that is no good record, as for a row that can run; else it is replaced.
+    """
+    kept = []
+    for record in skipped:
+        if _was_measured(records.path_of(run, record), resumed):
+            kept.append(record["mode"])
+        else:
+            records.write_record(run, record)
+    return kept
+
+
+def _was_measured(path: Path, resumed: bool) -> bool:
+    try:
+        return path.exists() and records.read_record(path)["status"] == "ok"
+    except RecordError:
+        if resumed:
+            raise
+        return False

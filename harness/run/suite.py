@@ -1,0 +1,328 @@
+"""Runs every benchmark of the suite, one after the other, and draws the tables: what run_all.sh starts.
+
+    python -m harness.run.suite                                   # full with an NVIDIA GPU, quick without
+    python -m harness.run.suite --only=mnist,ptb --rows=keras,keras_cudnn --out=results/mine
+    python -m harness.run.suite --units=128 --timed-batches=50    # constants of the scripts' headers
+
+Each script of benchmarks/ is a child process. Exit status: 0 everything ran (rows may be skipped), 1 a row failed, a
+script crashed or a file could not be written, 2 wrong input, 130 Ctrl-C. Only the standard library is imported until the
+first benchmark starts.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.data.located import locate
+from harness.errors import CrashError, UserError
+from harness.record import machine, records
+from harness.run import options, processes
+from harness.run.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
+from harness.run.options import Header, Options
+
+PROJECT = Path(__file__).resolve().parents[2]
+BENCHMARKS = PROJECT / "benchmarks"
+
+USAGE = [
+    ("--quick", "real numbers in minutes; the default without an NVIDIA GPU and for --device=cpu"),
+    ("--full", "the published protocol; the default with an NVIDIA GPU"),
+    ("--only=mnist,ptb", "these benchmarks; see --list"),
+    ("--rows=keras,keras_cudnn", "these rows, in the benchmarks that have them; see --list"),
+    ("--device=gpu|cpu", "where to run; gpu by default where there is an NVIDIA GPU"),
+    ("--precision=fp32|tf32|fp16", "of matrix products and LSTMs"),
+    ("--data=DIR", "folder of the data sets, or embedded; also LSTM_BENCH_DATA; else data/, a cache, a download"),
+    ("--out=DIR", "folder of the run; by default results/<machine>-<date>"),
+    ("--repeat-until=1%", "add processes to a row until its 95 % interval is that narrow, or its time is up"),
+    ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
+    ("--list", "print the benchmarks and their rows"),
+    ("--help", "print this text"),
+]
+NEEDED = ["tensorflow", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "pynvml", "psutil", "cpuinfo"]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 20.0  # how long a benchmark may take to end its row and write its tables after Ctrl-C
+
+
+class Interrupted(BaseException):
+    """SIGINT, SIGTERM or SIGHUP came; as BaseException, like KeyboardInterrupt, so that nothing swallows it."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.status = 128 + number
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers and is not hidden by CUDA_VISIBLE_DEVICES."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        return False
+    if machine.gpu_count():
+        return True
+    if importlib.util.find_spec("pynvml") or not shutil.which("nvidia-smi"):
+        return False
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+        return answer.returncode == 0 and "GPU" in answer.stdout
+    return False
+
+
+def default_out(device: str, resume: bool, results: Path = PROJECT / "results") -> Path:
+    """results/<machine>-<date>, with -2, -3 … for a further run of the day; for --resume this machine's latest run."""
+    name = machine.run_name(device)
+    of_machine = re.compile(re.escape(name[:-8]) + r"(\d{8})(?:-(\d+))?")
+    runs = [
+        (match[1], int(match[2] or 1), path)
+        for path in results.glob("*/")
+        if (match := of_machine.fullmatch(path.name))
+    ]
+    if resume and (begun := [run for run in runs if records.has_records(run[2])]):
+        return max(begun)[2]
+    last = max((number for day, number, _ in runs if day == name[-8:]), default=0)
+    return results / (f"{name}-{last + 1}" if last else name)
+
+
+def run_job(command: Sequence[str], lent: Mapping[str, Any] | None = None) -> int:
+    """Run one benchmark to its end and return its exit status; `lent`: of records.Run.
+
+    It has a session of its own, so that Ctrl-C in the terminal reaches this process alone, which hands it on once. It dies
+    with this process, when that is killed. Raises Interrupted when no process of it is left.
+    """
+    child, family = None, []
+    die_too = functools.partial(processes.end_with, os.getpid())
+    try:
+        with _held_back():
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_too, **(lent or {})
+            )
+        return child.wait()
+    except Interrupted:
+        if child:
+            family = _descendants(child.pid)  # while they can be found: a row has a session of its own
+            child.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired, Interrupted):  # a second Ctrl-C ends it at once
+                child.wait(timeout=GRACE_S)
+        raise
+    finally:
+        if child:
+            with _held_back():
+                _end(child, family)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Raise a signal that comes inside only at the end: a child must not be started and yet unknown."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler == _raise_interrupted:
+            signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise Interrupted(came[0])
+
+
+def _descendants(pid: int) -> list:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _end(child: subprocess.Popen, family: list) -> None:
+    """Kill what is left of the child: itself, its group, and its descendants."""
+    if child.poll() is None:
+        family += _descendants(child.pid)
+    for process in family:
+        if process.is_running():  # the same process still, not a later one of that number
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], folder: Path) -> int:
+    """Run the jobs and draw the tables; the exit status. Raises UserError and Interrupted."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
+        raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
+    gpu = _asked_for_gpu(found)
+    device = found.device or ("gpu" if gpu else "cpu")
+    if device == "cpu" and found.values.get("PRECISION") == "tf32":
+        raise UserError(options.NO_TF32)
+    preset = found.preset or ("full" if gpu else "quick")
+    jobs = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
+    locate(found.data)
+    resume = "resume" in found.flags
+    out = Path(found.out).absolute() if found.out else default_out(device, resume)
+    if resume and not out.exists():
+        say(f"--resume: {_shown(out)}: not there yet; a new run")
+    common = [f"--out={out}", f"--{preset}", f"--device={device}"]
+    if resume:
+        common.append("--resume")
+    if found.repeat_until:
+        common.append(f"--repeat-until={100 * found.repeat_until:g}%")
+    if found.data:
+        common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
+    with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
+        say(f"{preset} on {device}: {len(jobs)} run{'s' * (len(jobs) != 1)}, into {_shown(out)}")
+        if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
+            say(f"left out, having none of --rows: {', '.join(left_out)}")
+        try:
+            status, failed = run_jobs(jobs, common, folder, held.lent())
+        except Interrupted:
+            again = f"the same command with --resume --out={_shown(out)} goes on"
+            say(f"interrupted; the finished rows are in {_shown(out)}; {again}")
+            raise
+        if status == 2:
+            held.discard()
+    if status != 2:
+        try:
+            report(out, {job.name for job in jobs})
+        except CrashError as error:
+            failed.append(f"error: {error}")
+            status = 1
+    for line in failed:
+        say(line)
+    return status
+
+
+def _asked_for_gpu(found: Options) -> bool:
+    """Whether to run on a GPU; UserError where the user asked for one and there is none."""
+    gpu = found.device != "cpu" and has_gpu()
+    if found.device == "gpu" and not gpu:
+        raise UserError(machine.NO_GPU)
+    return gpu
+
+
+def _rows(found: Options, chosen: Sequence[str], folder: Path) -> dict[str, list[str]] | None:
+    """The rows of each script where the user named some, every one of which has to be known; None otherwise."""
+    if "ROWS" not in found.values:
+        return None
+    rows = {name: row_names(text) for name, text in list_rows(folder, chosen).items()}
+    options.rows(str(found.values["ROWS"]), dict.fromkeys(row for names in rows.values() for row in names))
+    return rows
+
+
+def run_jobs(
+    jobs: Sequence[Job], common: Sequence[str], folder: Path, lent: Mapping[str, Any] | None = None
+) -> tuple[int, list[str]]:
+    """(exit status, one line per job that failed): a failed one does not stop the others, wrong input does."""
+    failed = []
+    for number, job in enumerate(jobs, 1):
+        place = f"[{number}/{len(jobs)}] {job}"
+        say(place)
+        status = run_job([sys.executable, str(folder / f"{job.name}.py"), *job.arguments, *common], lent)
+        if status == 2:  # the script has said what was wrong: the other scripts would say it again
+            return 2, failed
+        if status in (130, -signal.SIGINT):
+            raise Interrupted(signal.SIGINT)
+        if status:
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            failed.append(f"{place}: ended {how}; see above")
+            say(failed[-1])
+    return (1 if failed else 0), failed
+
+
+def _shown(path: Path) -> str:
+    """The path as the user would type it: relative where it lies below the current folder."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def report(out: Path, ran: set[str]) -> None:
+    """Draw the run's pages; print the headline tables, what ran on embedded data, and where the pages are."""
+    from harness.record import provenance
+
+    *headline, pages = "\n".join(processes.draw(out, "--headline")).split("\n\n")
+    say("\n" + "\n\n".join(headline) + "\n")
+    embedded = {record["benchmark"]: record for record in records.read_run(out)[0] if provenance.is_embedded(record)}
+    for name in sorted(ran & embedded.keys()):
+        say(f"{name} ran on embedded data, not on the real set: {provenance.data_of(embedded[name])}")
+    say("tables:\n" + "\n".join(f"  {_shown(Path(page))}" for page in pages.splitlines()))
+
+
+def help_text(headers: Mapping[str, Header]) -> str:
+    """The options of the suite, then the constants of the scripts' headers with the scripts that have them."""
+    flags = {name: text for flags in (OWN_FLAGS, *SCRIPT_FLAGS.values()) for name, text in flags.items()}
+    table = [*USAGE, *((f"--{name.replace('_', '-')}", text) for name, text in flags.items())]
+    lines = ["Runs every benchmark on this machine and writes the tables.", ""]
+    lines += ["usage: ./run_all.sh [options] [--NAME=value ...]", ""]
+    lines += [f"  {option:28}{text}" for option, text in table]
+    lines += ["", "Constants of the scripts' headers (benchmarks/*.py --help explains them):"]
+    having: dict[str, list[str]] = {}
+    for script, header in headers.items():
+        for name in header.constants:
+            if header.limit(name) and name not in ("ROWS", "PRECISION"):
+                having.setdefault(f"--{name.lower().replace('_', '-')}", []).append(script)
+    for scripts in dict.fromkeys(tuple(scripts) for scripts in having.values()):
+        names = " ".join(name for name, scripts_of in having.items() if tuple(scripts_of) == scripts)
+        head = "all" if len(scripts) == len(headers) else ", ".join(scripts)
+        text = f"{head}: {names}"
+        lines += textwrap.wrap(text, 118, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _raise_interrupted(number: int, _frame: object) -> None:
+    raise Interrupted(number)
+
+
+def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
+    """Whether the command line is right: 0, or 2 with one line. run_all.sh asks before it installs."""
+    try:
+        headers = read_headers(folder)
+        found, chosen = parse(argv, headers)
+        rows = _rows(found, chosen, folder)
+        for preset in JOBS:
+            plan(found, chosen, headers, preset, rows)
+        locate(found.data)
+        _asked_for_gpu(found)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def main(argv: Sequence[str] | None = None, folder: Path = BENCHMARKS) -> int:
+    """The command line; the exit status."""
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a background job: left as it was started
+            signal.signal(number, _raise_interrupted)
+    try:
+        headers = read_headers(folder)
+        found, chosen = parse(sys.argv[1:] if argv is None else argv, headers)
+        if "help" in found.flags:
+            say(help_text(headers))
+        elif "list" in found.flags:
+            for name, text in list_rows(folder, chosen).items():
+                say(f"{name}\n{textwrap.indent(text.rstrip(), '  ')}")
+        else:
+            return run(found, chosen, headers, folder)
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, CrashError) else 2
+    except Interrupted as interrupted:
+        return interrupted.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

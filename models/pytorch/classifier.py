@@ -1,0 +1,389 @@
+"""The classifier of MNIST in PyTorch, around any LSTM stack of models/pytorch/stacks.py, with a training loop of its own.
+
+    sequences [time, batch, features] → LSTM stack → last output → Dense(relu) … → Dense → softmax over the classes
+
+The counterpart of models/keras/classifier.py, with its methods: the same weights, losses and updates. Time-major,
+PyTorch's own order.
+The whole data set lies on the device, every epoch draws its order there, and a step gathers its own batch: PyTorch at its
+best, where Keras' `fit` feeds every batch from the host. Nothing waits for the device but the end of an epoch.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.pytorch.cells import dropout
+from models.pytorch.difference import ops_of, step_difference
+from models.pytorch.graph import captured
+from models.pytorch.optimizers import OPTIMIZERS
+from models.pytorch.stacks import TorchStack
+from models.weights.canonical import zero_states
+
+NO_DROPOUT = (0.0, 0.0, 0.0)
+
+
+class TorchClassifier:
+    """One callable for a training step and one for a forward pass; `fit` is a plain loop over both.
+
+    Args:
+        stack: the LSTM stack; its dtype is the compute dtype of the whole network, its device the device. What it has
+            compiled is compiled.
+        weights: canonical weights to start from; `restore` comes back to them.
+        inputs, labels: [batches · batch_size, time, features] and [batches · batch_size] NumPy arrays: what the proof's steps
+            walk in order.
+        batch_size: sequences in a step.
+        optimizer: ("Adam", learning rate, decay): the rate at step t = 0, 1, … is learning rate / (1 + decay · t).
+        rates: of the dropout between the LSTM layers, behind the last one, and behind every relu layer; 0: no dropout ops.
+        loss_scale: static, of a float16 stack, as in models/tf/language_model.py.
+        capacity: sequences in the largest data set that `fit` will be given; None: as many as `inputs`.
+        seed: of the order of the sequences and the dropout masks.
+
+    Attributes:
+        parameters: the tensors that the network multiplies with: the stack's, then kernel and bias of every dense layer.
+        masters: the same tensors, or in float16 the float32 ones that the optimizer moves.
+        traces: how often a step was compiled or captured as a CUDA graph in this process, as far as this model can see.
+    """
+
+    _captured = False
+
+    def __init__(
+        self,
+        stack: TorchStack,
+        weights: Mapping[str, np.ndarray],
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        batch_size: int,
+        optimizer: tuple[str, float, float],
+        *,
+        rates: tuple[float, float, float] = NO_DROPOUT,
+        loss_scale: float = 1.0,
+        capacity: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.stack, self.device, self.dtype = stack, stack.device, stack.dtype
+        self.inputs, self.labels, self.batch_size = inputs, labels, batch_size
+        self._half = self.dtype == torch.float16
+        self.loss_scale = loss_scale if self._half else 1.0
+        self._dense_names = [name for name in weights if name.startswith("dense_")]
+        dense = [self._master(weights[name]) for name in self._dense_names]
+        own = [master.detach().half().requires_grad_() for master in dense] if self._half else dense
+        self.parameters, self.masters = [*stack.parameters, *own], [*stack.masters, *dense]
+        self._float32_gradients = [torch.zeros_like(master) for master in self.masters] if self._half else []
+
+        self.rates = self._rates = rates
+        self._rate_tensors = [torch.tensor(rate, device=self.device) for rate in rates]
+        self._head_of, self._network_of = self._head, self._network
+        # fullgraph: an error where a part cannot be compiled, not that part op by op
+        compiled = functools.partial(torch.compile, dynamic=False, fullgraph=True)
+        if stack.compiled == "head":
+            self._head_of = compiled(self._head)
+        elif stack.compiled == "network":
+            self._network_of = compiled(self._network)
+
+        kind, self.learning_rate, self.decay = optimizer
+        self.optimizer = OPTIMIZERS[kind](self.masters, self.learning_rate, captured=self._captured)
+        _, time_steps, features = inputs.shape
+        self._zeros = stack.stage_states(zero_states(stack.num_layers, batch_size, stack.units))
+        capacity = max(capacity or 0, len(inputs))
+        self._x = torch.zeros(time_steps, capacity, features, dtype=self.dtype, device=self.device)
+        self._y = torch.zeros(capacity, dtype=torch.int64, device=self.device)
+        wide = torch.float64
+        self._loss_sum, self._correct = (torch.zeros((), dtype=wide, device=self.device) for _ in range(2))
+        self._start = [master.detach().clone() for master in self.masters]
+
+    # -- what is timed -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock
+    ) -> dict[str, object]:
+        """Train on x [n, time, features] and y [n] in an order of its own every epoch, from the weights as they are.
+
+        Args:
+            validation: (x, y), whose accuracy is taken after every epoch, or None. Its last batch may be a smaller one.
+            clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
+
+        Returns:
+            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
+            counted during training, under dropout, as Keras counts it.
+
+        Raises:
+            ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
+        """
+        self._stage(x, y)
+        batches = self._batches(*validation) if validation else []
+        losses, accuracy = [], {}
+        self._wait()
+        for epoch in range(epochs):
+            clock.begin()
+            loss, accuracy["acc"] = self._epoch(torch.randperm(len(x), device=self.device))
+            clock.trained()  # the device is idle: its sums have been read
+            losses.append(loss)
+            if batches:
+                accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
+                clock.validated()
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
+            print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
+        return {"losses": losses, "accuracy": accuracy}
+
+    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
+        """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
+        rest = self.batch_size + len(validation[0]) % self.batch_size
+        self._evaluate(self._batches(*(array[-rest:] for array in validation)))
+
+    def _epoch(self, order: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy) of one pass over the staged data in that order; reading them waits for the device."""
+        self._loss_sum.zero_(), self._correct.zero_()
+        for index in order.split(self.batch_size):
+            self._train(index)
+        loss, correct = torch.stack((self._loss_sum, self._correct)).tolist()
+        return loss / (len(order) // self.batch_size), correct / len(order)
+
+    def _evaluate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Labels that are the likeliest class, over staged batches."""
+        self._correct.zero_()
+        for batch in batches:
+            self._correct.add_(self._forward(batch)[1])
+        return self._correct.item()
+
+    def _train(self, index: Tensor) -> Tensor:
+        """One step on the staged sequences of these numbers [batch]; returns its loss (before the update)."""
+        self._advance()
+        return self._train_step(index)
+
+    def _forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, number of labels that are the likeliest class, logits [batch, classes]), without dropout."""
+        with torch.no_grad():
+            return self._network_of(*batch, False)
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Weights and optimizer as they were at the start."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.masters, self._start)
+            self._round_parameters()
+        self.optimizer.reset()
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """From now on `restore` loads these weights: the ones that a training starts from."""
+        arrays = [*self.stack.from_canonical(weights), *(weights[name] for name in self._dense_names)]
+        for start, array in zip(self._start, arrays, strict=True):
+            start.copy_(torch.from_numpy(array))
+        self.restore()
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The timed forward pass on the first batch: logits and loss."""
+        batch = self._batches(self.inputs[: self.batch_size], self.labels[: self.batch_size])[0]
+        loss, _, logits = self._forward(batch)
+        return {"loss": _numpy(loss), "logits": _numpy(logits)}
+
+    def train_steps(self, count: int, clock=None) -> np.ndarray:
+        """Losses [count] of training on the first `count` batches, in order, with dropout off; `clock` is not told."""
+        with self.without_dropout():
+            return self.timed_steps(count)
+
+    def timed_steps(self, count: int) -> np.ndarray:
+        """The same with dropout."""
+        size = count * self.batch_size
+        self._stage(self.inputs[:size], self.labels[:size])
+        order = torch.arange(size, device=self.device)
+        return np.array([_numpy(self._train(index)) for index in order.split(self.batch_size)])
+
+    @contextlib.contextmanager
+    def without_dropout(self):
+        """Context in which every dropout rate, a variable of the step, is 0."""
+        self._set_rates(NO_DROPOUT)
+        try:
+            yield
+        finally:
+            self._set_rates(self.rates)
+
+    def _set_rates(self, rates: tuple[float, float, float]) -> None:
+        self._rates = rates
+        for tensor, rate in zip(self._rate_tensors, rates, strict=True):
+            tensor.fill_(rate)
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    @property
+    def traces(self) -> int:
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.stack.compiled else 0
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        with torch.no_grad():
+            return self._canonical(self.optimizer.applied(self._start))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self.masters)
+
+    def _canonical(self, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        arrays, own = [_numpy(tensor) for tensor in tensors], len(self.stack.parameters)
+        return self.stack.to_canonical(arrays[:own]) | dict(zip(self._dense_names, arrays[own:], strict=True))
+
+    # -- data on the device --------------------------------------------------------------------------------------------
+
+    def _stage(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Copy a data set into the tensors that the steps gather from, time first, in the compute dtype."""
+        n, room = len(x), len(self._y)
+        if n % self.batch_size or n > room:
+            raise ValueError(
+                f"{n} sequences given, expected a multiple of the batch size {self.batch_size}, at most {room} (`capacity`)"
+            )
+        self._x[:, :n].copy_(torch.from_numpy(x).to(self.device).transpose(0, 1))
+        self._y[:n].copy_(torch.from_numpy(np.int64(y)))
+
+    def _batches(self, x: np.ndarray, y: np.ndarray) -> list[tuple[Tensor, Tensor]]:
+        """(x [time, batch, features], y [batch]) on the device, the last batch with what is left."""
+        inputs = torch.from_numpy(x).to(self.device, self.dtype).split(self.batch_size)
+        labels = torch.from_numpy(np.int64(y)).to(self.device).split(self.batch_size)
+        return [(part.transpose(0, 1).contiguous(), own) for part, own in zip(inputs, labels, strict=True)]
+
+    def _wait(self) -> None:
+        if self._x.is_cuda:
+            torch.cuda.synchronize()
+
+    # -- the network ---------------------------------------------------------------------------------------------------
+
+    def _master(self, array: np.ndarray) -> Tensor:
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.tensor(array, dtype=dtype, device=self.device, requires_grad=True)
+
+    def _drop(self, x: Tensor, place: int, training: bool) -> Tensor:
+        """By PyTorch's own op; what torch.compile sees takes the rate as a tensor, with which one graph does."""
+        if not (training and self.rates[place]):
+            return x
+        if self.stack.compiled:
+            return dropout(x, self._rate_tensors[place])
+        return functional.dropout(x, self._rates[place])
+
+    def _stack_rate(self, training: bool) -> float | Tensor:
+        if not (training and self.rates[0]):
+            return 0.0
+        return self._rate_tensors[0] if self.stack.compiled == "network" else self._rates[0]
+
+    def _network(self, x: Tensor, y: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, number of labels that are the likeliest class, logits) of x [time, batch, features] and y [batch]."""
+        states = tuple(zeros[:, : x.shape[1]].contiguous() for zeros in self._zeros)
+        _, (h, _) = self.stack(x, states, self._stack_rate(training), training)
+        return self._head_of(h[-1], y, self.parameters[len(self.stack.parameters) :], training)
+
+    def _head(
+        self, hidden: Tensor, y: Tensor, dense: Sequence[Tensor], training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rest of it, from the last output [batch, units] on; softmax and loss in float32 at least."""
+        hidden = self._drop(hidden, 1, training)
+        *hidden_layers, last = zip(dense[::2], dense[1::2], strict=True)
+        for kernel, bias in hidden_layers:
+            hidden = self._drop(torch.relu(torch.addmm(bias, hidden, kernel)), 2, training)
+        kernel, bias = last
+        logits = torch.addmm(bias, hidden, kernel)
+        loss = functional.cross_entropy(logits.float() if self._half else logits, y)
+        return loss, (logits.argmax(dim=1) == y).sum(), logits
+
+    def _advance(self) -> None:
+        self.optimizer.learning_rate = self.learning_rate / (1.0 + self.decay * self.optimizer.iterations)
+        self.optimizer.advance()
+
+    def _train_step(self, index: Tensor) -> Tensor:
+        x, y = self._x.index_select(1, index), self._y.index_select(0, index)
+        loss, correct, _ = self._network_of(x, y, True)
+        gradients = list(torch.autograd.grad(loss * self.loss_scale if self._half else loss, self.parameters))
+        with torch.no_grad():
+            self._loss_sum.add_(loss.detach())
+            self._correct.add_(correct)
+            self._update(gradients)
+        return loss.detach()
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        """Unscale, move the masters, and round them into the parameters."""
+        if self._half:
+            torch._foreach_copy_(self._float32_gradients, gradients)
+            gradients = self._float32_gradients
+            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+        for master, gradient in zip(self.masters, gradients, strict=True):
+            master.grad = gradient
+        self.optimizer.step()
+        self._round_parameters()
+
+    def _round_parameters(self) -> None:
+        """The masters' values into the parameters, in place, so that cuDNN's flat weights stay flat."""
+        if self._half:
+            torch._foreach_copy_(self.parameters, self.masters)
+
+
+class CapturedClassifier(TorchClassifier):
+    """The same with the whole training step, and the forward pass of a whole batch, as one CUDA graph each.
+
+    A training graph gathers the batch, and holds the forward and backward pass, unscaling, the optimizer and the sums of
+    loss and correct labels. Before each replay the batch's sequence numbers are copied into it, and the step's rate. As in
+    models.pytorch.language_model.CapturedLanguageModel, a rate of cuDNN's own dropout is baked in: the proof's steps replay a
+    second graph of the same code, and `unproven` compares the ops of the two.
+
+    Args:
+        record: as in models.pytorch.graph.captured.
+        others: as of TorchClassifier.
+    """
+
+    _captured = True
+
+    def __init__(self, *arguments, record: Callable | None = None, **options) -> None:
+        super().__init__(*arguments, **options)
+        self._record = record
+        self._graphs: dict[tuple, tuple[Callable, list[Tensor], list[Tensor]]] = {}
+
+    def _train(self, index):
+        self._advance()
+        rate = self._rates[0] if self.stack.own_dropout else None
+        [loss] = self._replay(("train", rate), lambda index: [self._train_step(index)], [index])
+        return loss.clone()
+
+    def _forward(self, batch):
+        """As there; of a smaller last batch op by op. The tensors of a whole one are those that the next replay writes."""
+        step = super()._forward
+        if len(batch[1]) != self.batch_size:
+            return step(batch)
+        return self._replay(("forward",), lambda *batch: list(step(batch)), list(batch))
+
+    def _replay(self, key: tuple, step: Callable[..., list[Tensor]], given: list[Tensor]) -> list[Tensor]:
+        """Copy `given` in and replay `step(*given)`; returns the tensors that every replay writes."""
+        if key not in self._graphs:
+            inputs, written = [torch.clone(tensor) for tensor in given], []
+
+            def function():
+                written[:] = step(*inputs)
+
+            changed = [*self.masters, *self.optimizer.tensors, self._loss_sum, self._correct]
+            changed += self.parameters if self._half else []
+            self._graphs[key] = captured(function, changed, self._record), inputs, written
+        replay, inputs, written = self._graphs[key]
+        torch._foreach_copy_(inputs, given)
+        replay()
+        return written
+
+    def unproven(self):
+        if not (self.stack.own_dropout and self.rates[0]):
+            return ""
+        step = functools.partial(self._train_step, torch.arange(self.batch_size, device=self.device))
+        timed = ops_of(step)
+        with self.without_dropout():
+            proven = ops_of(step)
+        self.restore()
+        return step_difference(timed, proven)
+
+    @property
+    def traces(self) -> int:
+        return len(self._graphs)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()

@@ -1,0 +1,405 @@
+"""The language model of the stacked LM and of PTB, in PyTorch, around any LSTM stack of models/pytorch/stacks.py.
+
+    tokens [time, batch] → embedding → LSTM stack → dense_0 → softmax over the vocabulary
+
+The counterpart of models/tf/language_model.py, with its methods: the same weights, batches, losses, clipping and updates.
+Everything is time-major, PyTorch's own order. No step waits for the device or copies to the host.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models import trial
+from models.pytorch.cells import dropout
+from models.pytorch.difference import ops_of, step_difference
+from models.pytorch.graph import captured
+from models.pytorch.optimizers import OPTIMIZERS
+from models.pytorch.stacks import TorchStack
+from models.reference.expected import SHOWN, upstream
+
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+
+
+class TorchLanguageModel:
+    """One callable for a forward pass and one for a training step, both on batches that lie on the device.
+
+    Args:
+        stack: the LSTM stack; its dtype is the compute dtype of the whole network, its device the device. What it has
+            compiled is compiled.
+        weights: canonical weights to start from; `restore` comes back to them.
+        states: canonical initial states; `restore` comes back to them.
+        batches: (tokens, targets) pairs of NumPy arrays [batch, time]; staged on the device once.
+        optimizer: ("SGD" or "Adam", learning rate), of models/pytorch/optimizers.py; it receives float32 gradients, unscaled
+            and clipped.
+        reduction: "mean" over all tokens, or "sum_over_time": summed over steps, averaged over the batch (PTB).
+        clip_norm: bound of the gradients' global norm, or None.
+        keep_prob: 1 − dropout on the embedding and on every layer's output, the last included; 1: no dropout ops at all.
+        loss_scale: static, of a float16 stack, as in models/tf/language_model.py. Gradients are divided by it before they
+            are clipped.
+        carry_states: whether a step starts from the final states of the one before.
+
+    Attributes:
+        parameters: the tensors that the network multiplies with: embedding, the stack's, dense_0's kernel and bias.
+        masters: the same tensors, or in float16 the float32 ones that the optimizer moves. The embedding is its own
+            master in every precision: its rows are cast once they are gathered.
+    """
+
+    _captured = False
+
+    def __init__(
+        self,
+        stack: TorchStack,
+        weights: Mapping[str, np.ndarray],
+        states: Sequence,
+        batches: Sequence[tuple[np.ndarray, np.ndarray]],
+        optimizer: tuple[str, float],
+        *,
+        reduction: str = "mean",
+        clip_norm: float | None = None,
+        keep_prob: float = 1.0,
+        loss_scale: float = 1.0,
+        carry_states: bool = False,
+    ) -> None:
+        self.stack, self.device, self.dtype = stack, stack.device, stack.dtype
+        self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
+        self._half = self.dtype == torch.float16
+        self.loss_scale = loss_scale if self._half else 1.0
+        names = ("embedding", "dense_0/kernel", "dense_0/bias")
+        embedding, kernel, bias = masters = [self._master(weights[name]) for name in names]
+        if self._half:
+            kernel, bias = (master.detach().half().requires_grad_() for master in masters[1:])
+        self.parameters = [embedding, *stack.parameters, kernel, bias]
+        self.masters = [embedding, *stack.masters, *masters[1:]]
+        self._float32_gradients = [torch.zeros_like(master) for master in self.masters] if self._half else []
+
+        self.has_dropout = keep_prob < 1
+        self.dropout_rate = 1.0 - keep_prob
+        self._rate = torch.tensor(self.dropout_rate, device=self.device) if stack.compiled else None
+        self._head_of, self._loss_of, self._drop, self._stack_of = self._head, self._loss, self._dropout, stack
+        # fullgraph: an error where a part cannot be compiled, not that part op by op
+        if stack.compiled == "head":
+            self._head_of, self._drop = (
+                torch.compile(function, dynamic=False, fullgraph=True) for function in (self._head, self._dropout)
+            )
+        elif stack.compiled == "network":
+            self._loss_of, self._stack_of = (
+                torch.compile(function, dynamic=False, fullgraph=True) for function in (self._loss, stack.__call__)
+            )
+
+        kind, learning_rate = optimizer
+        self.optimizer = OPTIMIZERS[kind](self.masters, learning_rate, captured=self._captured)
+        self.batches = [self.stage(*batch) for batch in batches]
+        self.initial_states = stack.stage_states(states)
+        self.states = self.initial_states
+        self._start = [master.detach().clone() for master in self.masters]
+
+    # -- what is timed -------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Logits and loss without dropout; returns the loss, a device scalar."""
+        return self._forward_step(*batch, self.states)[0]
+
+    def train(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """One optimizer step; returns its loss (before the update), a device scalar."""
+        self.optimizer.advance()
+        loss, states = self._train_step(*batch, self.states)
+        if self.carry_states:
+            self.states = states
+        return loss
+
+    def stack_alone(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The stack's forward pass in training mode, without dropout, and its backward pass; returns mean(outputs²).
+
+        Args:
+            batch: one of `stack_batches`: inputs [time, batch, embedding] and the gradient by the outputs.
+        """
+        return self._run_stack(batch)[0]
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stack_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
+        time_steps, batch_size = self.batches[0][0].shape
+        gradient = upstream((batch_size, time_steps, self.stack.units)).swapaxes(0, 1).copy()
+        gradient = torch.tensor(gradient, dtype=self.dtype, device=self.device)
+        table = self._start[0].to(self.dtype)
+        return [(functional.embedding(tokens, table), gradient) for tokens, _ in self.batches]
+
+    def stack_results(self) -> dict[str, np.ndarray]:
+        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
+        _, hidden, d_inputs, *gradients = (_numpy(x) for x in self._run_stack(self.stack_batches[0]))
+        found = {"hidden": hidden.swapaxes(0, 1), "inputs": d_inputs.swapaxes(0, 1)}
+        return found | self.stack.to_canonical(gradients)
+
+    def _run_stack(self, batch) -> list[Tensor]:
+        """mean(outputs²), the outputs, and the gradients by the inputs and the stack's parameters."""
+        return self._stack_step(*batch)
+
+    def restore(self) -> None:
+        """Weights, optimizer and states as they were at the start; copies on the device."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.masters, self._start)
+            self._round_parameters()
+        self.optimizer.reset()
+        self._restore_states()
+
+    def _restore_states(self) -> None:
+        self.states = self.initial_states
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
+        loss, hidden, logits = (_numpy(x) for x in self._run_forward(self.batches[0]))
+        return {"loss": loss, "hidden": hidden.swapaxes(0, 1), "logits": logits.swapaxes(0, 1)[:SHOWN]}
+
+    def _run_forward(self, batch) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, hidden, logits) by the callable that `forward` times."""
+        return self._forward_step(*batch, self.states)[:3]
+
+    def forward_losses(self, count: int) -> np.ndarray:
+        """Losses [count] of forward passes over the first batches."""
+        return np.array([_numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of that many training steps, with dropout off."""
+        with self.without_dropout():
+            return np.array([_numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    def without_dropout(self):
+        """Context in which the dropout rate, a variable of the step, is 0."""
+        return trial.dropout_off(self)
+
+    def set_dropout_rate(self, rate: float) -> None:
+        self.dropout_rate = rate
+        if self._rate is not None:
+            self._rate.fill_(rate)
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        with torch.no_grad():
+            return self._canonical(self.optimizer.applied(self._start))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self.masters)
+
+    def _canonical(self, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        return trial.canonical_of(self.stack, [_numpy(tensor) for tensor in tensors])
+
+    # -- a whole training ----------------------------------------------------------------------------------------------
+
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
+        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+        arrays = trial.arrays_of(self.stack, weights)
+        with torch.no_grad():  # in place: a CUDA graph knows both by their addresses
+            for start, array in zip(self._start, arrays, strict=True):
+                start.copy_(torch.from_numpy(array))
+            torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
+        self.restore()
+
+    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
+        """One pass over staged batches from the initial states; returns the mean loss per token."""
+        self.optimizer.learning_rate = learning_rate
+        self._restore_states()
+        return self._mean_loss(batches, [self.train(batch) for batch in batches])
+
+    def evaluate(self, batches: Sequence, states: Sequence) -> float:
+        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
+        staged, losses = self.stack.stage_states(states), []
+        for tokens, targets in batches:
+            loss, _, _, staged = self._forward_step(tokens, targets, staged)
+            losses.append(loss)
+        return self._mean_loss(batches, losses)
+
+    def _mean_loss(self, batches, losses) -> float:
+        """Per token, each batch weighted by its steps."""
+        steps = [len(tokens) for tokens, _ in batches]
+        return trial.mean_loss(_numpy(torch.stack(losses)), steps, self.reduction)
+
+    # -- the network ---------------------------------------------------------------------------------------------------
+
+    def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Put one batch, given as [batch, time], on the device as [time, batch]."""
+        return tuple(
+            torch.tensor(ids.swapaxes(0, 1).copy(), dtype=torch.int64, device=self.device) for ids in (tokens, targets)
+        )
+
+    def _master(self, array: np.ndarray) -> Tensor:
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.tensor(array, dtype=dtype, device=self.device, requires_grad=True)
+
+    def _dropout(self, x: Tensor) -> Tensor:
+        """By PyTorch's own op; what torch.compile sees takes the rate as a tensor, with which one graph does."""
+        return functional.dropout(x, self.dropout_rate) if self._rate is None else dropout(x, self._rate)
+
+    def _stack_rate(self, training: bool) -> float | Tensor:
+        if not (training and self.has_dropout):
+            return 0.0
+        return self._rate if self.stack.compiled == "network" else self.dropout_rate
+
+    def _hidden(self, tokens, states, training):
+        """(outputs of the stack [time, batch, units], final states)."""
+        inputs = functional.embedding(tokens, self.parameters[0]).to(self.dtype)  # [time, batch, embedding]
+        if training and self.has_dropout:
+            inputs = self._drop(inputs)
+        return self.stack(inputs, states, self._stack_rate(training), training)
+
+    def _head(self, hidden, kernel, bias, targets, training):
+        """(loss, logits [time, batch, vocabulary]); softmax and loss in float32 at least."""
+        if training and self.has_dropout:
+            hidden = self._dropout(hidden)
+        logits = torch.addmm(bias, hidden.flatten(0, 1), kernel)
+        wide = logits.float() if self._half else logits
+        total = functional.cross_entropy(wide, targets.flatten(), reduction="sum")
+        count = targets.shape[1] if self.reduction == "sum_over_time" else targets.numel()
+        return total / count, logits.unflatten(0, targets.shape)
+
+    def _loss(self, tokens, targets, states, training):
+        """(loss, hidden, logits, final states)."""
+        hidden, final_states = self._hidden(tokens, states, training)
+        loss, logits = self._head_of(hidden, *self.parameters[-2:], targets, training)
+        return loss, hidden, logits, final_states
+
+    def _forward_step(self, tokens, targets, states):
+        with torch.no_grad():
+            return self._loss_of(tokens, targets, states, False)
+
+    def _train_step(self, tokens, targets, states):
+        loss, _, _, final_states = self._loss_of(tokens, targets, states, True)
+        gradients = list(torch.autograd.grad(loss * self.loss_scale if self._half else loss, self.parameters))
+        with torch.no_grad():
+            self._update(gradients)
+            return loss.detach(), tuple(state.detach() for state in final_states)
+
+    def _stack_step(self, inputs, gradient):
+        inputs = inputs.detach().requires_grad_()
+        outputs, _ = self._stack_of(inputs, self.initial_states, 0.0, True)
+        gradients = torch.autograd.grad(outputs, [inputs, *self.stack.parameters], gradient)
+        outputs = outputs.detach()
+        return [(outputs.float() if self._half else outputs).square().mean(), outputs, *gradients]
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        """Unscale, clip by the global norm, move the masters, and round them into the parameters."""
+        if self._half:
+            torch._foreach_copy_(self._float32_gradients, gradients)
+            gradients = self._float32_gradients
+            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+        else:  # of a compiled head they may come transposed in memory, which the fused optimizers refuse
+            gradients = [gradient.contiguous() for gradient in gradients]
+        if self.clip_norm is not None:
+            # On a CPU PyTorch adds up float32 squares one after the other: of 2 million, the norm of an embedding lost 3e-5.
+            wide = torch.float64 if self.device == "cpu" else None
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, wide)))
+            torch._foreach_mul_(gradients, (self.clip_norm / norm.clamp(min=self.clip_norm)).to(gradients[0].dtype))
+        for master, gradient in zip(self.masters, gradients, strict=True):
+            master.grad = gradient
+        self.optimizer.step()
+        self._round_parameters()
+
+    def _round_parameters(self) -> None:
+        """The masters' values into the parameters, in place, so that cuDNN's flat weights stay flat."""
+        if self._half:
+            torch._foreach_copy_(self.parameters[1:], self.masters[1:])
+
+
+class CapturedLanguageModel(TorchLanguageModel):
+    """The same with the whole training step, and the forward pass, as one CUDA graph each.
+
+    A training graph holds the forward and backward pass, unscaling, clipping, the optimizer and the carrying of states. Before
+    each replay the batch is copied into the graph's own inputs, and the rate of this step into the optimizer's. The graphs are
+    captured at the first call, and kept until another kind of step runs. Weights, moments and states are changed in place
+    alone, since a graph knows them by address.
+
+    Where the stack's dropout is cuDNN's, its rate is baked into the graph. The proof's steps then replay a second graph,
+    captured from the same code, and `unproven` compares the ops of the two.
+
+    Args:
+        record: as in models.pytorch.graph.captured.
+        others: as of TorchLanguageModel.
+    """
+
+    _captured = True
+
+    def __init__(self, *arguments, record: Callable | None = None, **options) -> None:
+        super().__init__(*arguments, **options)
+        self._record = record
+        self.states = tuple(state.clone() for state in self.initial_states)
+        self._graphs: dict[tuple, tuple[Callable, list[Tensor], list[Tensor]]] = {}
+
+    def forward(self, batch):
+        return self._run_forward(batch)[0]
+
+    def _run_forward(self, batch):
+        """(loss, hidden, logits): the loss as a new tensor, the others as those that the next replay writes."""
+        loss, hidden, logits = self._replay(("forward",), self._forward_into, batch)
+        return loss.clone(), hidden, logits
+
+    def train(self, batch):
+        self.optimizer.advance()
+        [loss] = self._replay(self._train_key(), self._train_into, batch)
+        return loss.clone()
+
+    def _train_key(self) -> tuple:
+        return ("train", self.dropout_rate if self.stack.own_dropout else None)
+
+    def _run_stack(self, batch):
+        loss, *others = self._replay(("stack",), self._stack_step, batch)
+        return [loss.clone(), *others]
+
+    def _replay(self, key: tuple, step: Callable[..., list[Tensor]], batch) -> list[Tensor]:
+        """Copy the batch in and replay `step(*batch)`; returns the tensors that every replay writes."""
+        if key not in self._graphs:
+            if self._graphs:  # each keeps its memory: one at a time, so that a mode's peak is its own
+                if self.device != "cpu":
+                    torch.cuda.synchronize()  # its memory goes to whatever comes next, on any stream
+                self._graphs.clear()
+            inputs, written = [torch.clone(tensor) for tensor in batch], []
+
+            def function():
+                written[:] = step(*inputs)
+
+            changed = [*self.masters, *self.optimizer.tensors, *self.states]
+            changed += self.parameters[1:] if self._half else []
+            self._graphs[key] = captured(function, changed, self._record), inputs, written
+        replay, inputs, written = self._graphs[key]
+        if batch[0].shape != inputs[0].shape:
+            given, expected = list(batch[0].shape), list(inputs[0].shape)
+            raise ValueError(f"a batch of {given} given, {expected} was captured; `evaluate` takes any shape")
+        torch._foreach_copy_(inputs, list(batch))
+        replay()
+        return written
+
+    def _forward_into(self, tokens, targets) -> list[Tensor]:
+        return list(self._forward_step(tokens, targets, self.states)[:3])
+
+    def _train_into(self, tokens, targets) -> list[Tensor]:
+        loss, final_states = self._train_step(tokens, targets, self.states)
+        if self.carry_states:
+            torch._foreach_copy_(list(self.states), list(final_states))
+        return [loss]
+
+    def _restore_states(self):
+        torch._foreach_copy_(list(self.states), list(self.initial_states))
+
+    def unproven(self):
+        if not (self.stack.own_dropout and self.has_dropout):
+            return ""
+        step = functools.partial(self._train_into, *self.batches[0])
+        timed = ops_of(step)
+        with self.without_dropout():
+            proven = ops_of(step)
+        self.restore()
+        return step_difference(timed, proven)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()

@@ -1,0 +1,214 @@
+"""The LSTM stacks that PyTorch can run, one class per way to execute them, all time-major.
+
+Each holds its weights in the layout of the module that runs them, and takes them from and gives them back in the canonical
+form through models/weights/layouts.py. nn.LSTM and nn.LSTMCell add two biases, b_ih + b_hh: the canonical one is b_ih,
+and b_hh stays
+0 without a gradient, so that an optimizer moves the bias once, as in every other stack.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.pytorch.cells import CompilableLSTM, PrimitiveCell, UnrolledLSTM
+from models.weights import layouts
+from models.weights.stack_spec import StackSpec, torch_shapes
+
+
+class TorchStack:
+    """A stack of unidirectional LSTM layers, the output of one being the input of the next.
+
+    A subclass is one way to execute it: it builds the module, and names the layout of its weights.
+
+    Args:
+        weights: canonical weights (models/weights/canonical.py); tensors of other parts of a network are left alone.
+        num_layers: layers in the stack.
+        dtype: "float32", "float64" or "float16", of inputs, states and products.
+        device: "cpu" or "cuda:0".
+
+    Attributes:
+        parameters: tensors of `dtype` that the module multiplies with and gradients are taken by.
+        masters: tensors that an optimizer moves: the parameters themselves, or float32 ones behind float16 parameters, which
+            `models.pytorch.language_model` copies into them after every step.
+        compiled: what of the network around this stack is given to torch.compile: "" (nothing), "head" (softmax and
+            loss; not the stack) or "network" (all of it).
+        captured: whether a whole step is one CUDA graph where there is a GPU.
+        own_dropout: whether the rate of the dropout between layers is baked into a captured step.
+    """
+
+    compiled = ""
+    captured = False
+    own_dropout = False
+
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32", device: str = "cpu"
+    ) -> None:
+        input_size, units = (weights[f"lstm_0/forward/{name}"].shape[0] for name in ("kernel", "recurrent_kernel"))
+        self.spec = StackSpec("lstm", num_layers, units, input_size)
+        self.num_layers, self.units, self.device = num_layers, units, device
+        self.dtype = getattr(torch, dtype)
+        arrays = self.from_canonical(weights)
+        module = self.build()
+        self.parameters = self.moved(module)
+        if self.dtype == torch.float16:
+            self.masters = [torch.tensor(array, dtype=torch.float32, device=device) for array in arrays]
+        else:
+            self.masters = self.parameters
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters, arrays, strict=True):
+                parameter.copy_(torch.from_numpy(array))
+        self.module = self.execute(module)
+
+    def build(self) -> nn.Module:
+        """The module with parameters of `dtype` on `device`, their values still to come."""
+        raise NotImplementedError
+
+    def moved(self, module: nn.Module) -> list[nn.Parameter]:
+        """The parameters that training moves, in the order of `from_canonical`'s arrays."""
+        raise NotImplementedError
+
+    def execute(self, module: nn.Module) -> nn.Module:
+        """The module as it runs: scripted, where it is."""
+        return module
+
+    def from_canonical(self, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The canonical weights as arrays that match `parameters`."""
+        raise NotImplementedError
+
+    def to_canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays that match `parameters` (weights, gradients or an optimizer's moments) under canonical names."""
+        raise NotImplementedError
+
+    def stage_states(self, states: Sequence) -> tuple[Tensor, Tensor]:
+        """Canonical states (layers × directions × (h, c)) as `__call__` takes them: h and c [layers, batch, units]."""
+        return tuple(
+            torch.tensor(np.stack([layer[0][k] for layer in states]), dtype=self.dtype, device=self.device)
+            for k in range(2)
+        )
+
+    def __call__(
+        self, inputs: Tensor, states: tuple[Tensor, Tensor], rate: float | Tensor, training: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run all layers.
+
+        Args:
+            inputs: [time, batch, features].
+            states: initial h and c, each [layers, batch, units].
+            rate: of the dropout between the layers (not behind the last one); 0.0: none. A tensor [] where `compiled`
+                is "network", a Python number otherwise.
+            training: whether this is a training pass; only nn.LSTM looks at it, whose inference mode keeps nothing.
+
+        Returns:
+            outputs of the last layer [time, batch, units], and the final states.
+        """
+        outputs, h, c = self.module(inputs, *states, rate)
+        return outputs, (h, c)
+
+    def _weights(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The stack's own tensors among a network's."""
+        return {name: array for name, array in weights.items() if name.startswith("lstm_")}
+
+
+class PrimitiveStack(TorchStack):
+    """LSTM of primitive ops, cell by cell: torch_cells."""
+
+    unrolled = UnrolledLSTM
+
+    def build(self):
+        sizes = [self.spec.layer_input_size(layer) for layer in range(self.num_layers)]
+        return self.unrolled([PrimitiveCell(size, self.units, self.dtype, self.device) for size in sizes])
+
+    def moved(self, module):
+        return [parameter for cell in module.cells for parameter in (cell.kernel, cell.bias)]
+
+    def from_canonical(self, weights):
+        return [array for layer in range(self.num_layers) for array in layouts.to_block_lstm_v2(weights, layer)]
+
+    def to_canonical(self, arrays):
+        canonical = {}
+        for layer in range(self.num_layers):
+            canonical |= layouts.from_block_lstm_v2(*arrays[2 * layer : 2 * layer + 2], layer)
+        return canonical
+
+
+class ScriptedPrimitiveStack(PrimitiveStack):
+    """The same under TorchScript on the outer scope, loops over layers and time included: torch_jit."""
+
+    def execute(self, module):
+        return torch.jit.script(module)
+
+
+class CompiledPrimitiveStack(PrimitiveStack):
+    """The same cells, the whole unrolled network under torch.compile: torch_compile."""
+
+    compiled = "network"
+    captured = True
+    unrolled = CompilableLSTM
+
+
+class _TorchLayout(TorchStack):
+    """Weights W_ih, W_hh, b_ih of each layer; b_hh is 0 for ever."""
+
+    def from_canonical(self, weights):
+        arrays = layouts.to_torch(self._weights(weights), self.spec)
+        return [array for name, array in arrays.items() if not name.startswith("bias_hh")]
+
+    def to_canonical(self, arrays):
+        fours = []
+        for w_ih, w_hh, b_ih in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True):
+            fours += [w_ih, w_hh, b_ih, np.zeros_like(b_ih)]
+        return layouts.from_torch(dict(zip(torch_shapes(self.spec), fours, strict=True)), self.spec)
+
+    @staticmethod
+    def _fix(bias_hh: nn.Parameter) -> None:
+        nn.init.zeros_(bias_hh)
+        bias_hh.requires_grad_(False)
+
+
+class StaticStack(_TorchLayout):
+    """nn.LSTMCell unrolled: torch_static."""
+
+    def build(self):
+        sizes = [self.spec.layer_input_size(layer) for layer in range(self.num_layers)]
+        cells = [nn.LSTMCell(size, self.units, dtype=self.dtype, device=self.device) for size in sizes]
+        for cell in cells:
+            self._fix(cell.bias_hh)
+        return UnrolledLSTM(cells)
+
+    def moved(self, module):
+        return [p for cell in module.cells for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih)]
+
+
+class ScriptedStaticStack(StaticStack):
+    """The same under TorchScript on the outer scope: torch_static_jit."""
+
+    def execute(self, module):
+        return torch.jit.script(module)
+
+
+class LSTMStack(_TorchLayout):
+    """nn.LSTM, the whole stack in one call (cuDNN on a GPU): torch_lstm."""
+
+    def build(self):
+        spec = self.spec
+        module = nn.LSTM(spec.input_size, spec.units, spec.num_layers, dtype=self.dtype, device=self.device)
+        for layer in range(self.num_layers):
+            self._fix(getattr(module, f"bias_hh_l{layer}"))
+        return module
+
+    def moved(self, module):
+        return [p for name, p in module.named_parameters() if not name.startswith("bias_hh")]
+
+    def __call__(self, inputs, states, rate, training):
+        self.module.dropout, self.module.training = rate, training  # read at every call
+        return self.module(inputs, states)
+
+
+class CapturedLSTMStack(LSTMStack):
+    """The same, for a step that is one CUDA graph with a compiled head and loss: torch_lstm_graph."""
+
+    compiled = "head"
+    captured = True
+    own_dropout = True

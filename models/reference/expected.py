@@ -1,0 +1,89 @@
+"""What a proof holds an implementation against: the float64 reference's trajectory as named arrays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.reference.networks import SGD, Classifier, LanguageModel, trajectory
+from models.weights.canonical import States, Weights, stack_size
+
+STEPS = 6  # reference losses; the first three steps are also those behind the updates
+SHOWN = 2  # sequences whose logits are kept: all of them would be 0.5 GB at float64 for the stacked LM
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+def language_model(
+    reduction: str, optimizer: SGD, weights: Weights, states: States, batches: Batches, carry_states: bool
+) -> dict[str, Any]:
+    """The reference of a language model.
+
+    Returns:
+        "outputs": {"loss", "hidden" [batch, time, units], "logits" [SHOWN, time, vocabulary]} of the first batch;
+        "forward_losses" [STEPS]: of the first batches, from these weights and states;
+        "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
+        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
+
+    Raises:
+        ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
+    """
+    _check_words(batches, len(weights["embedding"]))
+    model = LanguageModel(reduction)
+    path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
+    forward = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(STEPS)]
+    outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
+    embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
+    alone = stack(weights, states, embedded)
+    return {"outputs": outputs, "forward_losses": np.array(forward), **_training(path), **alone}
+
+
+def _check_words(batches: Batches, vocabulary: int) -> None:
+    """A GPU reads beyond its table without an error: an id that is too large is found here. Targets of -1 are padding."""
+    for number, batch in enumerate(batches):
+        for name, ids, least in zip(("token", "target"), batch, (0, -1), strict=True):
+            for word in (ids.min(), ids.max()):
+                if not least <= word < vocabulary:
+                    raise ValueError(
+                        f"batch {number}: {name} {word} given, expected {least} to {vocabulary - 1}, the vocabulary"
+                    )
+
+
+def stack(weights: Weights, states: States, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    """The reference of an LSTM stack alone, forward and backward.
+
+    Args:
+        inputs: of the first batches, each [batch, time, features]. The gradient by the outputs is `upstream`'s.
+
+    Returns:
+        "stack_outputs": {"loss": mean(outputs²), "hidden" [batch, time, units]} of the first batch;
+        "stack_gradients": {"inputs" [batch, time, features], and every weight of the stack} of the first batch;
+        "stack_losses" [STEPS]: mean(outputs²) of the batches in turn.
+    """
+    num_layers, bidirectional = stack_size(weights)
+    losses = []
+    for batch in inputs[::-1]:  # the first one last: its cache is the one that is kept
+        hidden, _, cache = lstm_stack_forward(batch, weights, states, num_layers, bidirectional)
+        losses.insert(0, np.mean(np.square(hidden)))
+    d_inputs, d_weights, _ = lstm_stack_backward(upstream(hidden.shape), cache)
+    return {
+        "stack_outputs": {"loss": losses[0], "hidden": hidden},
+        "stack_gradients": {"inputs": d_inputs, **d_weights},
+        "stack_losses": np.array([losses[k % len(losses)] for k in range(STEPS)]),
+    }
+
+
+def upstream(shape: Sequence[int]) -> np.ndarray:
+    """The gradient by a stack's outputs [batch, time, units] that its backward pass starts from: float32 in (-1, 1)."""
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
+
+
+def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:
+    """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output."""
+    path = trajectory(Classifier(), optimizer, weights, batches, states, STEPS, carry_states=False)
+    return {"outputs": {"loss": path.loss, "logits": path.logits}, **_training(path)}
+
+
+def _training(path) -> dict[str, Any]:
+    return {"losses": np.array(path.losses), "gradients": path.clipped_gradients, "updates": path.updates}

@@ -1,0 +1,47 @@
+"""keras.layers.LSTM, layer by layer: Keras' own while loop ("vanilla"), or cuDNN (what CuDNNLSTM became).
+
+`use_cudnn=True` insists: Keras raises where it cannot use cuDNN, and never falls back. `use_cudnn` is not part of the layer's
+get_config, so a model that was saved and loaded again has lost the choice.
+"""
+
+import keras
+
+from models.tf.stack import Stack
+from models.weights import layouts
+
+POLICIES = {"float32": "float32", "float64": "float64", "float16": "mixed_float16"}
+
+
+class KerasLSTM(Stack):
+    """A stack of keras.layers.LSTM layers.
+
+    Args:
+        use_cudnn: True (cuDNN or an error), False (Keras' while loop) or "auto" (what a user gets who sets nothing).
+    """
+
+    to_layout = staticmethod(layouts.to_keras)
+    from_layout = staticmethod(layouts.from_keras)
+
+    def __init__(self, weights, num_layers, dtype="float32", use_cudnn=False):
+        self.num_layers, self.dtype = num_layers, dtype
+        self.units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
+        self.layers = []
+        for layer in range(num_layers):
+            inputs, _ = weights[f"lstm_{layer}/forward/kernel"].shape
+            units, _ = weights[f"lstm_{layer}/forward/recurrent_kernel"].shape
+            lstm = keras.layers.LSTM(
+                units, return_sequences=True, return_state=True, use_cudnn=use_cudnn, dtype=POLICIES[dtype]
+            )
+            lstm.build((None, None, inputs))
+            lstm.set_weights(self.to_layout(weights, layer))
+            self.layers.append(lstm)
+        self.variables = [variable for lstm in self.layers for variable in lstm.trainable_variables]
+
+    def __call__(self, inputs, states, dropout, training):
+        outputs, finals = inputs, []
+        for layer, (lstm, state) in enumerate(zip(self.layers, states, strict=True)):
+            if dropout and layer:
+                outputs = dropout(outputs)
+            outputs, h, c = lstm(outputs, initial_state=list(state), training=training)
+            finals.append((h, c))
+        return outputs, finals

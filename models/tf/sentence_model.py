@@ -1,0 +1,65 @@
+"""The language model on sentences of their own lengths, padded to a common one.
+
+Behind a sentence's end inputs are 0 and targets are -1, which add nothing to the loss. How far a batch is padded, and whether
+the stack is told the lengths, changes the time and not the result: a unidirectional LSTM does not look ahead.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from models.cudnn.checks import Lengths
+from models.reference.networks import IGNORED
+from models.tf.language_model import LanguageModel
+
+
+class SentenceModel(LanguageModel):
+    """A LanguageModel whose batches are (tokens, targets, lengths) of NumPy arrays [batch, longest] twice and [batch].
+
+    Args:
+        pad: steps of a batch's longest sentence → steps that the batch is padded to.
+        give_lengths: whether the stack, a time-major one, is told the lengths.
+        arguments, options: of LanguageModel; the reduction is "sum_over_time".
+    """
+
+    def __init__(self, *arguments, pad: Callable[[int], int], give_lengths: bool, **options) -> None:
+        self.pad, self.give_lengths = pad, give_lengths
+        super().__init__(*arguments, reduction="sum_over_time", **options)
+
+    def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple:
+        """Pad one batch and put it on the device: ((tokens, lengths), targets)."""
+        longest = tokens.shape[1]
+        missing = ((0, 0), (0, self.pad(longest) - longest))
+        tokens, targets = super().stage(np.pad(tokens, missing), np.pad(targets, missing, constant_values=IGNORED))
+        staged = Lengths(tf.constant(lengths, tf.int32), tf.identity(tf.constant(lengths, tf.int64)))
+        return (tokens, staged), targets
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """As LanguageModel's, cut to the first batch's longest sentence; 0 behind each sentence's end.
+
+        A stack that is told the lengths has to give these zeros itself.
+        """
+        lengths = self.batches[0][0][1].on_host.numpy()
+        found = super().outputs()
+        hidden = found["hidden"][:, : lengths.max()] if self.give_lengths else cut(found["hidden"], lengths)
+        return found | {"hidden": hidden, "logits": cut(found["logits"], lengths)}
+
+    def _network(self, tokens, states, training, stack_dropout=True):
+        tokens, lengths = tokens
+        lengths = {"sequence_lengths": lengths} if self.give_lengths else {}
+        return super()._network(tokens, states, training, stack_dropout, **lengths)
+
+    def _loss(self, logits, targets):
+        if logits.dtype == tf.float16:
+            logits = tf.cast(logits, tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
+        losses *= tf.cast(targets != IGNORED, losses.dtype)
+        return tf.reduce_mean(tf.reduce_sum(losses, axis=self._time_axis))
+
+
+def cut(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[sequences, time, …] of the first sequences of a batch, cut to the batch's longest one; 0 behind each one's end."""
+    array = array[:, : lengths.max()]
+    inside = np.arange(array.shape[1]) < lengths[: len(array), np.newaxis]
+    return array * inside[..., np.newaxis].astype(array.dtype)

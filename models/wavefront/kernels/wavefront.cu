@@ -1,0 +1,551 @@
+// The wavefront of models/wavefront/schedule.py as two persistent kernels: one launch for all steps of all layers, each way.
+//
+// A launch is at most one thread block per multiprocessor, so that all run at once. A block owns UNIT_TILE units of one
+// layer ("lane") and BATCH_TILE sequences for the whole of time: it keeps the weights that these units read in registers and
+// shared memory (what does not fit comes from the L2 cache at every step), and c (backward: the gradient by c) in registers.
+// At a step
+//
+//     1 multiply   its weights with what the last step left in global memory: each warp every WARPS-th block of the
+//                  inner dimension, on the tensor cores, so that every number is read once
+//     2 gather     the warps' partial sums through shared memory
+//     3 pointwise  gates, c and h; backward: the gates' gradients
+//     4 barrier    among the blocks of the same sequences: sequences are independent of each other
+//
+// Where SPLIT is 2, two blocks make a cluster: they own twice the units together, multiply half of the inner dimension each, and
+// add up each other's sums through distributed shared memory; so each reads half as much of the other operand.
+//
+// Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
+// mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
+// manual, but the same one for A and B.) Rows of A are gates in the forward kernel and units in the backward kernel.
+//
+// The host (defines of models/wavefront/tiling.py) says:
+//   LANES, TIME, BATCH   layers, steps, sequences
+//   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
+//   NUMBER               0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
+//                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
+//                        c are float32
+//   BACKWARD             which of the two kernels
+//   UNIT_TILE, BATCH_TILE, SPLIT, HELD, RESIDENT, AHEAD, CHUNK   see Tiling there
+//
+// The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
+
+#include "numbers.cuh"
+
+#if NUMBER == 1
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#elif NUMBER == 2
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+#define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+#endif
+
+#if SPLIT > 1
+#define CLUSTER __cluster_dims__(SPLIT, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+constexpr int BLOCK = 4 * VECTOR;                      // k of one block: two mma.sync
+constexpr int GATES = 4 * UNITS;
+constexpr int WIDTH = SPLIT * UNIT_TILE;                     // units of a cluster
+constexpr int ROWS = BACKWARD ? WIDTH : 4 * WIDTH;           // of A, of one thread block
+constexpr int SEGMENT = (BACKWARD ? GATES : UNITS) / BLOCK;  // blocks of k from the lane itself; as many from its neighbour
+constexpr int SEGMENTS = LANES > 1 ? 2 : 1;
+constexpr int ROW_TILES = ROWS / 16, COLUMN_TILES = BATCH_TILE / 8;
+constexpr int UNIT_TILES = (UNITS + WIDTH - 1) / WIDTH * SPLIT;
+constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
+constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int STRIDE = SPLIT * WARPS;                  // between the blocks of k of a warp
+constexpr int COUNT = (SEGMENTS * SEGMENT + STRIDE - 1) / STRIDE;  // of them: HELD in registers, then RESIDENT; the others
+constexpr int STREAMED = COUNT - HELD - RESIDENT;                  // are read anew at every step
+constexpr int PITCH = ROWS + 4;                        // of a column in shared memory: no two lanes write to one bank
+
+static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNIT_TILE * 8 <= THREADS, "tiling");
+static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && AHEAD <= COUNT, "tiling");
+
+// Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
+__device__ unsigned arrived[GROUPS], left[GROUPS];
+
+struct Place {  // of a thread block and a thread in the work
+  int group, lane, rank, first_unit, first_sequence, warp, in_warp;  // rank: in its cluster; first_unit: of the cluster
+  int unit, column;  // of the thread's numbers in the pointwise part; unit is -1 where it has none
+
+  __device__ Place() {
+    int block = blockIdx.x;
+    group = block / (LANES * UNIT_TILES);
+    lane = block / UNIT_TILES % LANES;
+    rank = block % SPLIT;
+    first_unit = block % UNIT_TILES / SPLIT * WIDTH;
+    first_sequence = group * BATCH_TILE;
+    warp = threadIdx.x / 32, in_warp = threadIdx.x % 32;
+    column = threadIdx.x / UNIT_TILE;
+    unit = first_unit + rank * UNIT_TILE + threadIdx.x % UNIT_TILE;
+    if (column >= 8 || unit >= UNITS) unit = -1;
+  }
+  __device__ int block(int number) const { return number * STRIDE + rank * WARPS + warp; }
+  __device__ int sequence(int column_tile) const { return first_sequence + 8 * column_tile + column; }
+};
+
+// What a product reads: with any NaN as the one NaN that rounding to tf32 leaves one, see `rounded`.
+__device__ inline Number to_operand(float x) {
+#if NUMBER == 0 || NUMBER == 3
+  x = x == x ? x : __uint_as_float(0x7fc00000);
+#endif
+  return narrow(x);
+}
+
+// -- instructions (tests/models/cuda_emulator.h has them for a CPU) --------------------------------------------------------
+
+#ifndef EMULATED
+// Another block of the cluster's number at the place of `mine`.
+__device__ inline float from_peer(const float* mine, int rank) {
+  unsigned address = __cvta_generic_to_shared(mine);
+  float found;
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(found) : "r"(address) : "memory");
+  return found;
+}
+
+__device__ inline void sync_cluster() {
+  __syncwarp();  // .aligned asks for warps that have converged
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm(MMA "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline void arrive(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+__device__ inline unsigned look(const unsigned* counter) {
+  unsigned seen;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  return seen;
+}
+#endif
+
+// -- products ------------------------------------------------------------------------------------------------------------
+
+// The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
+// would become a zero, but operand B, which comes here, has gone through `to_operand`. The weights (A) the host has rounded: those from
+// memory are loaded ahead, and whatever was done to them here would wait for them.
+__device__ inline unsigned rounded(unsigned x) {
+#if NUMBER == 0
+  x += 0x1000;
+#endif
+  return x;
+}
+__device__ inline uint4 rounded(uint4 x) { return {rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w)}; }
+
+// Of float32, the part that tf32 holds, and the rest, of which the tensor cores lose one unit of float32's last place at most.
+__device__ inline unsigned leading(unsigned x) { return (x + 0x1000) & 0xffffe000; }
+__device__ inline unsigned trailing(unsigned x) {
+  return __float_as_uint(__uint_as_float(x) - __uint_as_float(leading(x)));
+}
+
+// Adds A · B of one fragment of A and one of B, two mma.sync of k.
+__device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uint4 b) {
+#if NUMBER == 3
+  mma(c, trailing(upper.x), trailing(lower.x), trailing(upper.y), trailing(lower.y), leading(b.x), leading(b.y));
+  mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), trailing(b.x), trailing(b.y));
+  mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), leading(b.x), leading(b.y));
+  mma(c, trailing(upper.z), trailing(lower.z), trailing(upper.w), trailing(lower.w), leading(b.z), leading(b.w));
+  mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), trailing(b.z), trailing(b.w));
+  mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), leading(b.z), leading(b.w));
+#else
+  mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
+  mma(c, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
+#endif
+}
+
+// To float32's precision, or to 1e-7 of 1 where the products are coarser by far.
+#if NUMBER == 3
+__device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+__device__ inline float tangent(float x) { return tanhf(x); }
+#else
+__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+__device__ inline float tangent(float x) { return 1 - 2 * __fdividef(1, 1 + __expf(2 * x)); }
+#endif
+
+struct Sums {
+  float of[ROW_TILES][COLUMN_TILES][4];
+};
+
+struct Fragment {  // of 16 rows of A in one block of k: this lane's share of the upper and of the lower 8
+  uint4 upper, lower;
+};
+
+// One thread block's rows of A, [.., SEGMENTS · SEGMENT · BLOCK] of one lane. A warp's blocks are those of `block`.
+struct Weights {
+  const uint4* rows;                                // in global memory
+  uint4* resident;                                  // in shared memory: [RESIDENT][WARPS][ROW_TILES][2][32]
+  const Place& place;
+  Fragment held[HELD ? HELD : 1][ROW_TILES] = {};
+
+  __device__ Weights(const void* all, unsigned char* shared, const Place& place)
+      : rows(static_cast<const uint4*>(all) + (size_t)place.lane * (BACKWARD ? UNITS : GATES) * SEGMENTS * SEGMENT * 4),
+        resident(reinterpret_cast<uint4*>(shared)),
+        place(place) {
+#pragma unroll
+    for (int number = 0; number < HELD; ++number)
+#pragma unroll
+      for (int tile = 0; tile < ROW_TILES; ++tile) held[number][tile] = from_memory(number, tile);
+    for (int number = HELD; number < HELD + RESIDENT; ++number)
+      for (int tile = 0; tile < ROW_TILES; ++tile) {
+        Fragment found = from_memory(number, tile);
+        slot(number, tile)[0] = found.upper, slot(number, tile)[32] = found.lower;
+      }
+  }
+
+  __device__ uint4* slot(int number, int tile) const {
+    return resident + (((number - HELD) * WARPS + place.warp) * ROW_TILES + tile) * 64 + place.in_warp;
+  }
+
+  __device__ Fragment from_shared(int number, int tile) const { return {slot(number, tile)[0], slot(number, tile)[32]}; }
+
+  __device__ Fragment from_memory(int number, int tile) const {
+    int row = tile * 16 + place.in_warp / 4;
+    return {part(number, row), part(number, row + 8)};
+  }
+
+  __device__ uint4 part(int number, int row) const {
+    int block = place.block(number), unit = place.first_unit + row % WIDTH;
+    if (unit >= UNITS || block >= SEGMENTS * SEGMENT) return uint4{0, 0, 0, 0};
+    size_t of_all = BACKWARD ? unit : row / WIDTH * UNITS + unit;
+    return __ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4);
+  }
+};
+
+// Rows of B, one a sequence, `pitch` numbers apart: blocks below SEGMENT at `own`, the others at `neighbour`; null: zeros.
+struct Operand {
+  const Number *own, *neighbour;
+  int pitch;
+};
+
+// This warp's share of A · B.
+__device__ inline void multiply(Sums& sums, const Weights& weights, const Operand& operand) {
+  const Place& place = weights.place;
+  uint4 values[AHEAD][COLUMN_TILES];                     // a ring of blocks on their way
+  Fragment streamed[STREAMED ? AHEAD : 1][ROW_TILES];
+
+  auto load = [&](int slot, int number) {
+    const int block = place.block(number);
+    const Number* source = block < SEGMENT ? operand.own : operand.neighbour;
+    const bool there = source && block < SEGMENTS * SEGMENT;
+    const uint4* from = reinterpret_cast<const uint4*>(source + (block < SEGMENT ? block : block - SEGMENT) * BLOCK);
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+      const int sequence = place.first_sequence + 8 * tile + place.in_warp / 4;
+      values[slot][tile] = uint4{0, 0, 0, 0};
+      if (there && sequence < BATCH)  // past the L1 cache: other thread blocks have just written it
+        values[slot][tile] = __ldcg(from + (size_t)sequence * (operand.pitch / VECTOR) + place.in_warp % 4);
+    }
+    if (STREAMED && number >= HELD + RESIDENT)
+#pragma unroll
+      for (int tile = 0; tile < ROW_TILES; ++tile) streamed[slot][tile] = weights.from_memory(number, tile);
+  };
+
+  auto use = [&](int slot, int row_tile, const Fragment& a) {
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile)
+      multiply_add(sums.of[row_tile][tile], a.upper, a.lower, values[slot][tile]);
+  };
+
+  auto round = [&](int slot) {
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile) values[slot][tile] = rounded(values[slot][tile]);
+  };
+
+#pragma unroll
+  for (int number = 0; number < AHEAD; ++number) load(number, number);
+#pragma unroll
+  for (int number = 0; number < HELD; ++number) {
+    round(number % AHEAD);
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) use(number % AHEAD, tile, weights.held[number][tile]);
+    if (number + AHEAD < COUNT) load(number % AHEAD, number + AHEAD);
+  }
+  for (int first = HELD; first < COUNT; first += AHEAD)
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      const int number = first + a, slot = (HELD + a) % AHEAD;
+      if (number >= COUNT) break;
+      round(slot);
+#pragma unroll
+      for (int tile = 0; tile < ROW_TILES; ++tile)
+        use(slot, tile, STREAMED && number >= HELD + RESIDENT ? streamed[slot][tile] : weights.from_shared(number, tile));
+      if (number + AHEAD < COUNT) load(slot, number + AHEAD);
+    }
+}
+
+// All threads that add up sums together.
+__device__ inline void meet() {
+  if (SPLIT > 1)
+    sync_cluster();
+  else
+    __syncthreads();
+}
+
+// Adds up the warps' sums through shared memory, [WARPS][CHUNK][8][PITCH], and calls use(column tile, total), where total(gate)
+// is the sum of this thread's row of that gate (backward: of its one row, gate 0).
+template <typename Use>
+__device__ inline void gather(const Sums& sums, float* shared, const Place& place, Use use) {
+#pragma unroll
+  for (int from = 0; from < COLUMN_TILES; from += CHUNK) {
+    if (from) meet();  // the first time the barrier of the group has seen to it that all have read the last step's
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c)
+#pragma unroll
+      for (int row_tile = 0; row_tile < ROW_TILES; ++row_tile) {
+        float* to = shared + ((place.warp * CHUNK + c) * 8 + place.in_warp % 4 * 2) * PITCH + row_tile * 16 + place.in_warp / 4;
+        const float(&of)[4] = sums.of[row_tile][from + c];
+        to[0] = of[0], to[PITCH] = of[1], to[8] = of[2], to[PITCH + 8] = of[3];
+      }
+    meet();
+    if (place.unit < 0) continue;
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c) {
+      auto total = [&](int gate) {
+        const float* row = shared + (c * 8 + place.column) * PITCH + gate * WIDTH + place.unit - place.first_unit;
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+          const float* at = row + warp * CHUNK * 8 * PITCH;
+          sum += SPLIT > 1 ? *at + from_peer(at, 1 - place.rank) : *at;
+        }
+        return sum;
+      };
+      if (place.sequence(from + c) < BATCH) use(from + c, total);
+    }
+  }
+}
+
+// -- the barrier of a group ----------------------------------------------------------------------------------------------
+
+// A block tells its group that what it wrote can be read; what it does until it waits costs nothing.
+__device__ inline void tell_group(const Place& place) {
+  __syncthreads();
+  if (threadIdx.x == 0) arrive(arrived + place.group);
+}
+
+__device__ inline void wait_for_group(const Place& place, unsigned times) {
+  if (threadIdx.x == 0)
+    for (unsigned looks = 0; look(arrived + place.group) < times * LANES * UNIT_TILES; ++looks)
+      if (looks > 1u << 25) __trap();  // some ten seconds: a block of the group has no place to run; an error and no hang
+  __syncthreads();
+}
+
+// The last block to leave sets the counters back for the next launch: all have seen their last barrier, and none has told of
+// another since.
+__device__ inline void leave(const Place& place) {
+  meet();  // nobody reads this block's shared memory any more
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(left + place.group, 1u) == LANES * UNIT_TILES - 1) {
+    __threadfence();
+    arrived[place.group] = 0, left[place.group] = 0;
+  }
+}
+
+// -- the kernels ---------------------------------------------------------------------------------------------------------
+
+#if !BACKWARD
+// Operands of the products: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
+// of every further lane its h before each step and, beside it, the output of the lane below at the step.
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_forward(
+    const Number* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
+    const Number* __restrict__ projected,  // [time, batch, 4·units]: lane 0's input times its kernel
+    const float* __restrict__ bias,        // [lanes, 4·units]
+    const Number* __restrict__ h_0,        // [lanes, batch, units]
+    const float* __restrict__ c_0,
+    Number* first,
+#if LANES > 1
+    Number* rest,
+#endif
+    Number* outputs,                       // [time, batch, units], of the last lane
+    Number* h_end, float* c_end,           // [lanes, batch, units]
+    float* gates,                          // [lanes, time, batch, 4·units], i f g o
+    float* cells) {                        // [lanes, time, batch, units], c after each step
+  unsigned char* shared = shared_memory();
+  Place place;
+  const int lane = place.lane, unit = place.unit;
+#if LANES == 1
+  Number* rest = first;
+#endif
+  const Weights own_weights(weights, shared, place);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)RESIDENT * WARPS * ROW_TILES * 1024);
+  const int pitch = lane ? 2 * UNITS : UNITS;
+  const size_t plane = (size_t)BATCH * UNITS;
+  Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * plane : first;
+  float bias_of[4], c[COLUMN_TILES];
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) bias_of[gate] = unit < 0 ? 0 : bias[lane * GATES + gate * UNITS + unit];
+#pragma unroll
+  for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+    c[tile] = 0;
+    if (unit < 0 || place.sequence(tile) >= BATCH) continue;
+    size_t at = (size_t)place.sequence(tile) * UNITS + unit;
+    c[tile] = c_0[lane * plane + at];
+    operand[(size_t)place.sequence(tile) * pitch + unit] = to_operand(wide(h_0[lane * plane + at]));
+  }
+
+  tell_group(place);
+
+  float gates_of[COLUMN_TILES][4];  // of the last step, to be kept for the backward pass
+  auto keep = [&](int time) {
+    if (time < 0 || time >= TIME || unit < 0) return;
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+      if (place.sequence(tile) >= BATCH) continue;
+      const size_t row = ((size_t)lane * TIME + time) * BATCH + place.sequence(tile);
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate) gates[row * GATES + gate * UNITS + unit] = gates_of[tile][gate];
+      cells[row * UNITS + unit] = c[tile];
+    }
+  };
+
+  for (int step = 0; step < TIME + LANES - 1; ++step) {
+    const int time = step - lane;
+    const bool active = time >= 0 && time < TIME;
+    keep(time - 1);
+    float input[COLUMN_TILES][4];
+    if (active && lane == 0 && unit >= 0)
+#pragma unroll
+      for (int tile = 0; tile < COLUMN_TILES; ++tile)
+        if (place.sequence(tile) < BATCH)
+#pragma unroll
+          for (int gate = 0; gate < 4; ++gate)
+            input[tile][gate] =
+                wide(projected[((size_t)time * BATCH + place.sequence(tile)) * GATES + gate * UNITS + unit]);
+    wait_for_group(place, step + 1);
+
+    if (active) {
+      Sums sums = {};
+      const Number* now = operand + (size_t)time * BATCH * pitch;
+      multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch});
+      gather(sums, partial, place, [&](int tile, auto total) {
+        const int sequence = place.sequence(tile);
+        float z[4];
+#pragma unroll
+        for (int gate = 0; gate < 4; ++gate)
+          z[gate] = total(gate) + bias_of[gate] + (lane ? 0 : input[tile][gate]);
+        const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
+        c[tile] = f * c[tile] + i * g;
+        gates_of[tile][0] = i, gates_of[tile][1] = f, gates_of[tile][2] = g, gates_of[tile][3] = o;
+        const Number h = to_operand(o * tangent(c[tile]));
+
+        const size_t at = (size_t)sequence * UNITS + unit;
+        if (time + 1 < TIME)
+          operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = h;
+        else
+          h_end[lane * plane + at] = h, c_end[lane * plane + at] = c[tile];
+        if (lane + 1 < LANES)
+          rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
+        else
+          outputs[time * plane + at] = h;
+      });
+    }
+    if (step < TIME + LANES - 2) tell_group(place);
+  }
+  keep(TIME + LANES - 2 - lane);
+  leave(place);
+}
+
+#else
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_backward(
+    const Number* __restrict__ weights,    // [lanes, units, SEGMENTS·4·units]: recurrent | kernel of the lane above
+    const float* __restrict__ gates,       // of the forward pass, like the next two
+    const float* __restrict__ cells,
+    const float* __restrict__ c_0,
+    const Number* __restrict__ d_outputs,  // [time, batch, units]
+    const Number* __restrict__ d_h_end,    // [lanes, batch, units]
+    const float* __restrict__ d_c_end,
+    Number* d_first,                       // [time, batch, 4·units]: of lane 0, by the gates' sums
+#if LANES > 1
+    Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
+#endif
+    Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
+    float* d_bias) {                       // [GROUPS, 8, lanes, 4·units], to be added up over the first two axes
+  unsigned char* shared = shared_memory();
+  Place place;
+  const int lane = place.lane, unit = place.unit;
+#if LANES == 1
+  Number* d_rest = d_first;
+#endif
+  const Weights own_weights(weights, shared, place);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)RESIDENT * WARPS * ROW_TILES * 1024);
+  const size_t plane = (size_t)BATCH * UNITS;
+  Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * plane : d_first;
+  float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES];
+#pragma unroll
+  for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+    d_c[tile] = c[tile] = 0;
+    if (unit < 0 || place.sequence(tile) >= BATCH) continue;
+    size_t at = (size_t)place.sequence(tile) * UNITS + unit;
+    d_c[tile] = d_c_end[lane * plane + at];
+    c[tile] = cells[((size_t)lane * TIME + TIME - 1) * plane + at];
+  }
+
+  // One step more than forward: at time -1 stands the gradient by the initial h.
+  for (int step = TIME + LANES - 2; step >= -1; --step) {
+    const int time = step - lane;
+    const bool active = time >= -1 && time < TIME;
+    float gate_of[COLUMN_TILES][4], c_before[COLUMN_TILES], d_output[COLUMN_TILES];  // on their way while the barrier waits
+    if (active && time >= 0 && unit >= 0)
+#pragma unroll
+      for (int tile = 0; tile < COLUMN_TILES; ++tile)
+        if (place.sequence(tile) < BATCH) {
+          const size_t at = (size_t)place.sequence(tile) * UNITS + unit, kept = ((size_t)lane * TIME + time) * plane;
+          const float* gates_now = gates + kept * 4 + (size_t)place.sequence(tile) * GATES + unit;
+#pragma unroll
+          for (int gate = 0; gate < 4; ++gate) gate_of[tile][gate] = gates_now[gate * UNITS];
+          c_before[tile] = time ? cells[kept - plane + at] : c_0[lane * plane + at];
+          d_output[tile] = lane + 1 < LANES ? 0 : wide(d_outputs[time * plane + at]);
+          if (time + 1 == TIME) d_output[tile] += wide(d_h_end[lane * plane + at]);
+        }
+    if (step < TIME + LANES - 2) wait_for_group(place, TIME + LANES - 2 - step);
+
+    if (active) {
+      Sums sums = {};
+      const bool has_next = time + 1 < TIME, has_above = lane + 1 < LANES && time >= 0;
+      multiply(sums, own_weights,
+               {has_next ? d_own + (size_t)(time + 1) * 4 * plane : nullptr,
+                has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * plane : nullptr, GATES});
+      gather(sums, partial, place, [&](int tile, auto total) {
+        const int sequence = place.sequence(tile);
+        const size_t at = (size_t)sequence * UNITS + unit;
+        float d_h = total(0);
+        if (time < 0) {
+          d_h_0[lane * plane + at] = to_operand(d_h);
+          d_c_0[lane * plane + at] = d_c[tile];
+          return;
+        }
+        d_h += d_output[tile];
+        const float i = gate_of[tile][0], f = gate_of[tile][1], g = gate_of[tile][2], o = gate_of[tile][3];
+        const float tanh_c = tangent(c[tile]);
+        d_c[tile] += d_h * o * (1 - tanh_c * tanh_c);
+        const float d_gates[4] = {d_c[tile] * g * i * (1 - i), d_c[tile] * c_before[tile] * f * (1 - f),
+                                  d_c[tile] * i * (1 - g * g), d_h * tanh_c * o * (1 - o)};
+        d_c[tile] *= f;
+        c[tile] = c_before[tile];
+        Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
+#pragma unroll
+        for (int gate = 0; gate < 4; ++gate) {
+          to[gate * UNITS] = to_operand(d_gates[gate]);
+          d_bias_of[gate] += d_gates[gate];
+        }
+      });
+    }
+    if (step >= 0) tell_group(place);
+  }
+  if (unit >= 0)
+#pragma unroll
+    for (int gate = 0; gate < 4; ++gate)
+      d_bias[(((size_t)place.group * 8 + place.column) * LANES + lane) * GATES + gate * UNITS + unit] = d_bias_of[gate];
+  leave(place);
+}
+#endif

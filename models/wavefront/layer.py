@@ -1,0 +1,245 @@
+"""WavefrontLSTM: a stack of LSTM layers that advances along its diagonal. Made for XLA.
+
+    model = keras.Sequential([
+        keras.Input((None, 64)),
+        WavefrontLSTM(256, num_layers=3, dropout=0.2, return_sequences=True),
+        keras.layers.Dense(10),
+    ])
+    model.compile("adam", loss, jit_compile=True)
+
+One such layer is a whole stack. It computes, and trains like, as many keras.layers.LSTM with their default arguments, with
+these differences:
+
+- A mask has to be right-padded (`keras.utils.pad_sequences(…, padding="post")`; its default pads in front). Under XLA, where
+  nothing can raise, another one makes the outputs NaN. Past the end of a sequence outputs are 0 (Keras repeats the last one).
+- `dropout` acts between the layers, on every step anew; one layer alone has none.
+- States are [layers, batch, units], those of all layers in one tensor. `training` is a Python bool. Initializers are Keras'
+  defaults. Not inside keras.layers.Bidirectional: direction="bidirectional".
+
+Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA it gives the same numbers, slower; what dropout draws,
+TensorFlow draws differently under XLA.
+
+It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
+schedule in two CUDA kernels (with dropout one layer at a time); it needs an NVIDIA GPU of compute capability 8.0 or later,
+float16, bfloat16 or float32, batches of one fixed shape (keras.Input(batch_shape=(64, 35, 200)), or the `fit` and `evaluate`
+of models.wavefront.compiled_loop.CompiledLoop), and knows neither masks nor layer normalisation nor two directions.
+What it cannot do is
+a ValueError: neither stands in for the other unasked.
+
+Where to read on: models/wavefront/stack.py chooses what of the stack advances together, models/wavefront/schedule.py is the
+schedule, forward and backward, models/wavefront/cells.py the arithmetic of one step; models/wavefront/persistent.py and
+models/wavefront/kernels/wavefront.cu are the persistent kernels. models/wavefront/convert.py goes to and
+from keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of
+models/weights/layouts.py, under the names that CudnnLSTMLayer gives them.
+"""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.cudnn import checks
+from models.wavefront.persistent import persistent_stack
+from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
+from models.wavefront.stack_layer import StackLayer
+from models.weights.canonical import Shapes
+from models.weights.stack_spec import canonical_shapes, check_names
+
+NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
+IMPLEMENTATIONS = ("xla", "persistent")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+INSTEAD = {
+    "time_major": "give inputs [batch, time, features]",
+    "go_backwards": "use direction='bidirectional', or reverse the inputs",
+}
+
+
+@keras.saving.register_keras_serializable("lstm_benchmarks")
+class WavefrontLSTM(StackLayer):
+    """A stack of LSTM layers.
+
+    Args:
+        units: units of every layer (and of each of its directions).
+        num_layers: layers in the stack.
+        direction: "unidirectional" or "bidirectional", which runs every layer both ways and concatenates the outputs. Then the
+            two directions of a layer advance together, and the layers in turn.
+        dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
+        layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
+        implementation: "xla" or "persistent".
+        return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
+            backward direction: at the beginning).
+        return_state: whether to return the final states too.
+        stateful: whether a batch starts from the final states of the one before. The batch size must be fixed then.
+        seed: of dropout, a non-negative integer; None draws one.
+        kwargs: name, dtype, trainable and so on of keras.layers.Layer.
+
+    Call arguments are those of StackLayer.call, inputs [batch, time, features].
+
+    Attributes:
+        parameters: the weights under their canonical names; empty until the layer is built.
+        spec: StackSpec of the stack; None until the layer is built.
+        states: of a stateful layer, the variables [h, c].
+
+    Raises:
+        ValueError: an argument is none of these, or one of keras.layers.LSTM that has no counterpart here.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        num_layers: int = 1,
+        *,
+        direction: str = "unidirectional",
+        dropout: float = 0.0,
+        layer_normalization: bool = False,
+        implementation: str = "xla",
+        return_sequences: bool = False,
+        return_state: bool = False,
+        stateful: bool = False,
+        seed: int | None = None,
+        **kwargs,
+    ) -> None:
+        kwargs = _without_defaults_of_keras(kwargs)
+        super().__init__(units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs)
+        if self.dropout == 1:
+            raise ValueError(
+                f"dropout: {dropout!r} given, expected a number from 0 to below 1: nothing would reach the next layer"
+            )
+        if self.dropout and self.num_layers == 1:
+            warnings.warn(
+                "dropout: acts between layers, and there is one; put keras.layers.Dropout around it", stacklevel=2
+            )
+        self.layer_normalization = checks.boolean("layer_normalization", layer_normalization)
+        self.implementation = _implementation(implementation, self)
+        self.seed = None if seed is None else checks.integer("seed", seed, 0, 2**31 - 1)
+        if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
+            raise ValueError(
+                f"dtype: policy {self.dtype_policy.name} given, expected float32, float64, float16, mixed_float16 or "
+                "mixed_bfloat16"
+            )
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        self.parameters = {}
+
+    def get_config(self) -> dict:
+        own = ("layer_normalization", "implementation", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in own}}
+
+    def get_canonical(self) -> dict[str, np.ndarray]:
+        """The weights in the canonical form (models/weights/layouts.py), and those of layer normalisation: "
+        "lstm_0/forward/kernel_gain
+        and so on."""
+        self._check_built()
+        return {name: variable.numpy() for name, variable in self.parameters.items()}
+
+    def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Load weights in that form, of any float dtype.
+
+        Raises:
+            ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
+        """
+        self._check_built()
+        for name, array in check_names("weights", weights, self._shapes()).items():
+            self.parameters[name].assign(array)
+
+    def _shapes(self) -> Shapes:
+        """Of `parameters`: each pseudo-layer's three tensors, then its layer normalisation."""
+        shapes: Shapes = {}
+        for name, shape in canonical_shapes(self.spec).items():
+            shapes[name] = shape
+            if self.layer_normalization and name.endswith("/bias"):
+                place = name.removesuffix("bias")
+                shapes |= {place + part: (size * self.units,) for part, size in NORMALIZATION.items()}
+        return shapes
+
+    def _create_weights(self) -> None:
+        self.parameters = {
+            name: self.add_weight(
+                shape=shape,
+                initializer=functools.partial(self._initial_weight, name),
+                name=name.replace("/", "."),  # Keras takes no slash
+            )
+            for name, shape in self._shapes().items()
+        }
+
+    def _initial_weight(self, name, shape, dtype):
+        part = name.rpartition("/")[2]
+        if part in NORMALIZATION:
+            return np.full(shape, part.endswith("gain"), dtype)
+        return super()._initial_weight(name, shape, dtype)
+
+    def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
+        return [compute, tf.float32 if compute.size == 2 else compute]
+
+    def drop(self, x: tf.Tensor) -> tf.Tensor:
+        """Dropout as it acts between the layers in training."""
+        return keras.random.dropout(x, self.dropout, seed=self.seed_generator)
+
+    def _run(self, x, states, lengths, training):
+        x = _with_steps(x)
+        arrays = [tf.cast(tf.convert_to_tensor(variable), x.dtype) for variable in self.parameters.values()]
+        size = len(arrays) // self.spec.num_pseudo_layers
+        own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
+        layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
+        dropout = self.drop if training and self.dropout and self.num_layers > 1 else None
+        if self.implementation == "persistent":
+            if lengths is not None:
+                raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
+            outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout)
+            return outputs, finals
+        if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
+            within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
+            x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
+        if self.spec.bidirectional:
+            run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))
+        else:
+            run = lstm_stack
+        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout)
+        return outputs, finals
+
+
+def _implementation(given: object, layer: WavefrontLSTM) -> str:
+    if given not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: {given!r} given, expected one of {', '.join(IMPLEMENTATIONS)}")
+    for name, wrong in (
+        ("direction", layer.direction != "unidirectional"),
+        ("layer_normalization", layer.layer_normalization),
+    ):
+        if given == "persistent" and wrong:
+            raise ValueError(
+                f"{name}: {getattr(layer, name)!r} given, not supported by implementation='persistent'; use implementation='xla'"
+            )
+    return given
+
+
+def _with_steps(x: tf.Tensor) -> tf.Tensor:
+    """x [time, batch, features], which has a step at least."""
+    wrong = "inputs: no steps given, expected one at least"
+    if x.shape[0] == 0:
+        raise ValueError(wrong)
+    if x.shape[0] is not None:
+        return x
+    with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(x)[0], wrong)]):
+        return tf.identity(x)
+
+
+def _without_defaults_of_keras(kwargs: Mapping) -> dict:
+    """`kwargs` without arguments of keras.layers.LSTM that say what this layer does anyway; what it does not is an error."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(keras.layers.LSTM).parameters.items()
+        if parameter.default is not parameter.empty
+    } | {"time_major": False}
+    for name, value in kwargs.items():
+        if name in defaults and not _same(value, defaults[name]):
+            instead = INSTEAD.get(name, f"use keras.layers.LSTM(…, {name}={value!r})")
+            raise ValueError(f"{name}: {value!r} given, not supported, expected {defaults[name]!r}; {instead}")
+    return {name: value for name, value in kwargs.items() if name not in defaults}
+
+
+def _same(value, default) -> bool:
+    """Whether an argument is the default; one that is an array or an object is not."""
+    return value is default or (isinstance(value, str | bool | int | float) and value == default)

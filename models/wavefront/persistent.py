@@ -1,0 +1,215 @@
+"""The wavefront as two persistent CUDA kernels (models/wavefront/kernels/wavefront.cu), called from a function that XLA compiles.
+
+    forward    X · kernel of the lowest layer, for all of time    lstm_wavefront_forward, one launch
+    backward   lstm_wavefront_backward, one launch    the weights' gradients, one product of all steps a layer
+
+for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster. The
+schedule is that of models/wavefront/schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
+kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
+an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
+thread blocks as there are multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow
+is set to be when a function is traced: where TensorFloat-32 is on, operands are rounded to it; where it is off, each product
+is a sum of three such, which gives float32's precision.
+
+The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
+but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
+not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
+of waiting a launch ends with an error of CUDA.
+
+How the work is cut among the multiprocessors is chosen in models/wavefront/tiling.py.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from models.wavefront import nvrtc
+from models.wavefront.nvrtc import Chip
+from models.wavefront.stack import LayerWeights
+from models.wavefront.tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, padded_units
+
+SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
+
+
+@tf.autograph.experimental.do_not_convert
+def persistent_stack(
+    inputs: tf.Tensor,
+    layers: Sequence[LayerWeights],
+    h: tf.Tensor,
+    c: tf.Tensor,
+    *,
+    dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    together: int | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Run a stack of unidirectional layers. It has first derivatives; lstm_stack has second ones too.
+
+    Args, returns: as of wavefront_stacking.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
+        dropout between them go one at a time.
+
+    Raises:
+        ValueError: the chip, the dtype or the sizes are none that the kernels can do.
+    """
+    chip = nvrtc.chip()
+    _check(inputs, layers, chip)
+    time, batch, _ = inputs.shape
+    units = layers[0].recurrent_kernel.shape[0]
+    padded = padded_units(units, inputs.dtype.size)
+    work = Work(len(layers), batch, padded, _number(inputs.dtype), False)
+    if dropout and together not in (None, 1):
+        raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
+    if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
+        together = layers_together(1 if dropout else len(layers), time, work, chip)
+    more = padded - units
+    h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
+    finals = []
+    for first in range(0, len(layers), together):
+        if first and dropout:
+            inputs = dropout(inputs)
+        group = layers[first : first + together]
+        kernels = [
+            _pad_gates(tf.pad(layer.kernel, [[0, more if first + k else 0], [0, 0]]), more)
+            for k, layer in enumerate(group)
+        ]
+        recurrent = tf.stack([_pad_gates(tf.pad(layer.recurrent_kernel, [[0, more], [0, 0]]), more) for layer in group])
+        bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in group])
+        projected = tf.matmul(tf.reshape(inputs, [time * batch, -1]), kernels[0])
+        projected = tf.reshape(projected, [time, batch, 4 * padded])
+        links = tf.stack(kernels[1:]) if len(group) > 1 else None
+        inputs, *final = advance(
+            projected, recurrent, links, bias, h[first : first + together], c[first : first + together]
+        )
+        finals.append(final)
+    h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
+    return inputs[..., :units], h, c
+
+
+def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
+    """x [..., 4·units] with zeros behind each gate."""
+    if not more:
+        return x
+    units = x.shape[-1] // 4
+    gates = tf.reshape(x, [*x.shape[:-1], 4, units])
+    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, more]])
+    return tf.reshape(gates, [*x.shape[:-1], 4 * (units + more)])
+
+
+def _number(dtype: tf.DType) -> int:
+    tf32 = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
+    return NUMBERS["tf32" if tf32 else dtype.name]
+
+
+def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> None:
+    if chip.capability < 80:
+        raise ValueError(
+            f"a GPU of compute capability {chip.capability / 10} given, expected 8.0 or later; use implementation='xla'"
+        )
+    if inputs.dtype.name not in NUMBERS:
+        raise ValueError(f"{inputs.dtype.name} given, expected float16, bfloat16 or float32; use implementation='xla'")
+    if not inputs.shape.is_fully_defined():
+        raise ValueError(
+            f"inputs of shape {inputs.shape} given, expected sizes that are known when the function is traced, such as those "
+            "of batches with drop_remainder=True; use implementation='xla'"
+        )
+    if inputs.shape[0] == 0:
+        raise ValueError("inputs: no steps given, expected one at least")
+    if any(layer.normalization for layer in layers):
+        raise ValueError("layer normalisation given, which the kernels do not do; use implementation='xla'")
+
+
+def advance(projected, recurrent, links, bias, h, c):
+    """The layers of `recurrent` together, as of wavefront_schedule.advance; units are padded, and linked where there are more.
+
+    Args:
+        projected: [time, batch, 4·units], of lane 0.
+        recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of `projected`.
+        bias: [lanes, 4·units] float32.
+        h, c: [lanes, batch, units], c float32.
+
+    Returns:
+        outputs [time, batch, units] of the last lane, and the final h and c.
+    """
+    number = _number(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
+
+    @tf.custom_gradient
+    def run(projected, recurrent, links, bias, h, c):
+        first, rest, outputs, h_end, c_end, gates, cells = _forward(number, projected, recurrent, links, bias, h, c)
+
+        def gradient(d_outputs, d_h_end, d_c_end):
+            return _backward(number, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end)
+
+        return (outputs, h_end, c_end), gradient
+
+    if links is None:
+        links = tf.zeros([0, *recurrent.shape[1:]], recurrent.dtype)
+    return run(projected, recurrent, links, bias, h, c)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _forward(number: int, projected, recurrent, links, bias, h, c):
+    """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
+    (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
+    h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
+    weights = tf.transpose(recurrent, [0, 2, 1])
+    if lanes > 1:
+        from_below = tf.pad(tf.transpose(links, [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
+        weights = tf.concat([weights, from_below], 2)
+    dtype, wide = projected.dtype, tf.float32
+    results = [tf.TensorSpec([time, batch, units], dtype)]
+    if lanes > 1:
+        results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], dtype))
+    results += [
+        tf.TensorSpec([time, batch, units], dtype),
+        tf.TensorSpec([lanes, batch, units], dtype),
+        tf.TensorSpec([lanes, batch, units], wide),
+        tf.TensorSpec([lanes, time, batch, 4 * units], wide),
+        tf.TensorSpec([lanes, time, batch, units], wide),
+    ]
+    operands = [_rounded(number, weights), projected, bias, h, c]
+    found = _launch(Work(lanes, batch, units, number, False), time, operands, results)
+    if lanes == 1:
+        found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
+    return tuple(found)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end):
+    """Gradients by (projected, recurrent, links, bias, h, c)."""
+    (lanes, units, _), (time, batch, _) = recurrent.shape, first.shape
+    weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if lanes > 1 else recurrent
+    dtype, wide = recurrent.dtype, tf.float32
+    work = Work(lanes, batch, units, number, True)
+    results = [tf.TensorSpec([time, batch, 4 * units], dtype)]
+    if lanes > 1:
+        results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
+    groups = fitting(work, nvrtc.chip()).groups(work)
+    results += [
+        tf.TensorSpec([lanes, batch, units], dtype),
+        tf.TensorSpec([lanes, batch, units], wide),
+        tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
+    ]
+    operands = [_rounded(number, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
+    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
+    d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
+    d_links = links
+    if lanes > 1:
+        d_both = tf.einsum("ltbu,ltbv->luv", rest, d_rest[0])
+        d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
+        d_links = d_both[:, units:]
+    return d_first, d_recurrent, d_links, tf.reduce_sum(d_bias, [0, 1]), d_h, d_c
+
+
+def _rounded(number: int, weights: tf.Tensor) -> tf.Tensor:
+    """Weights to the nearest tf32 where the kernels take them for that: once, and not at every step. Any NaN is the one NaN."""
+    if number != NUMBERS["tf32"]:
+        return weights
+    nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
+    return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
+
+
+def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
+    chip = nvrtc.chip()
+    cut = fitting(work, chip)
+    code = nvrtc.ptx(SOURCE.read_text(), defines(work, time, cut), chip.capability)
+    name = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
+    return nvrtc.launch(name, code, operands, results, cut.grid(work), 32 * WARPS, cut.shared_bytes(work))

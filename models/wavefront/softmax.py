@@ -1,0 +1,147 @@
+"""A softmax' cross-entropy and its gradients in one CUDA kernel (models/wavefront/kernels/softmax.cu), called from XLA.
+
+XLA reads the logits three times in a training step, for the largest, for the sum and for the gradient, and writes the gradient
+once. The gradient of a loss that is known to be a scaled sum needs nothing from behind it, so that one kernel can do it all:
+one read, one write, and the bias' gradient on the way. Unlike models/wavefront/softmax_loss.py it adds the bias to the
+logits itself, in
+float32 whatever their dtype.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from models.wavefront import nvrtc
+from models.wavefront.nvrtc import Chip
+from models.wavefront.tiling import NUMBERS
+
+SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
+VECTOR_BYTES = 16
+# Of a thread block, and blocks of a multiprocessor, of which one computes while the other waits; the first that fits is taken.
+THREADS = ((512, 2), (1024, 1))
+REGISTERS = 40  # numbers of a row that a thread keeps, at most
+FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
+LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
+KERNEL = "softmax_cross_entropy"
+
+
+class Launch(NamedTuple):
+    """How the kernel cuts its work.
+
+    Attributes:
+        grid, threads: thread blocks; threads of each.
+        blocks: thread blocks that a multiprocessor runs at once.
+        shared_bytes: of shared memory, of a thread block.
+    """
+
+    grid: int
+    threads: int
+    blocks: int
+    shared_bytes: int
+
+
+def cut(rows: int, columns: int, itemsize: int, chip: Chip) -> Launch | None:
+    """How logits [rows, columns] are cut among the thread blocks, or None where a row is none for the kernel.
+
+    That is: it does not fit in a thread block, or is not made of whole vectors of 16 bytes.
+    """
+    vector = VECTOR_BYTES // itemsize
+    if columns % vector:
+        return None
+    for threads, blocks in THREADS:
+        threads = min(threads, 32 * -(-columns // (32 * vector)))
+        kept = vector * -(-columns // (vector * threads))  # numbers of a thread
+        shared_bytes = 4 * (kept * threads + 2 * threads // 32)
+        if kept <= REGISTERS and blocks * (shared_bytes + 1024) <= chip.shared_bytes:
+            return Launch(min(rows, blocks * chip.multiprocessors), threads, blocks, shared_bytes)
+    return None
+
+
+def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
+    """Whether `scaled_loss` takes logits of this size, and they are so many that it should be the faster way.
+
+    Logits that stay in the cache cost XLA next to nothing to read again, and a kernel that is not XLA's own cuts the CUDA graph
+    of a step in two. By a probe on an H200, of which there is no record, logits of 93 MiB and more were faster with it, of 15 MiB
+    slower; in between nothing was measured.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    chip = nvrtc.chip()
+    if chip.capability < 80 or dtype.name not in NUMBERS or rows * columns * dtype.size < LARGE:
+        return False
+    launch = cut(rows, columns, dtype.size, chip)
+    return launch is not None and launch.threads >= FEW_THREADS
+
+
+def scaled_loss(
+    logits: tf.Tensor, bias: tf.Tensor, targets: tf.Tensor, vocabulary: int, scale: float | tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """scale · Σ -log softmax(logits + bias)[target], with its gradients, in a function that XLA compiles on a GPU.
+
+    Args:
+        logits: [rows, words] float32, float16 or bfloat16, without their bias; sizes are static.
+        bias: [words] float32; words behind the vocabulary have one that makes them vanish (softmax_loss.padded).
+        targets: [rows] int64. One that is no word gives NaN, and where its logits are finite nothing to the gradients.
+        vocabulary: words that exist.
+        scale: of each row's loss, a scalar. A gradient of float16 holds scale times that of the sum, so loss scaling belongs in
+            here: what the result is multiplied by afterwards is, too, but only once the gradient is float16.
+
+    Returns:
+        The scaled loss, a float32 scalar, and the losses [rows] float32, which have no gradient.
+
+    Raises:
+        ValueError: dtypes or sizes are none that the kernel can do, or there is no GPU for it.
+    """
+    columns = logits.shape[-1]
+    if logits.dtype.name not in NUMBERS or bias.dtype != tf.float32 or targets.dtype != tf.int64:
+        raise ValueError(
+            f"logits, bias and targets of {logits.dtype.name}, {bias.dtype.name} and {targets.dtype.name} given, expected "
+            "float32, float16 or bfloat16, float32 and int64"
+        )
+    if bias.shape != [columns] or not 0 < vocabulary <= columns:
+        raise ValueError(
+            f"logits of shape {logits.shape}, a bias of shape {bias.shape} and a vocabulary of {vocabulary} given, expected a "
+            "bias for every column and no more words than columns"
+        )
+    scale = tf.convert_to_tensor(scale, tf.float32)
+
+    @tf.custom_gradient
+    def run(logits, bias):
+        losses, d_logits, d_bias = _launch(logits, bias, targets, scale, vocabulary)
+
+        def gradient(upstream, _):
+            return tf.cast(upstream * tf.cast(d_logits, tf.float32), logits.dtype), upstream * d_bias
+
+        return (scale * tf.reduce_sum(losses), losses), gradient
+
+    total, losses = run(logits, bias)
+    return total, tf.stop_gradient(losses)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _launch(logits, bias, targets, scale, vocabulary: int):
+    chip, (rows, columns) = nvrtc.chip(), logits.shape
+    launch = cut(rows, columns, logits.dtype.size, chip)
+    if launch is None or chip.capability < 80:
+        raise ValueError(
+            f"logits of shape {logits.shape} {logits.dtype.name} given, expected whole vectors of {VECTOR_BYTES} bytes a row, a "
+            "row that fits in one multiprocessor, and a GPU of compute capability 8.0 or later; use "
+            "models.wavefront.softmax_loss.softmax_losses"
+        )
+    defines = {
+        "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "NUMBER": NUMBERS[logits.dtype.name],
+        "GRID": launch.grid, "THREADS": launch.threads, "BLOCKS": launch.blocks,
+    }  # fmt: skip
+    code = nvrtc.ptx(SOURCE.read_text(), tuple(defines.items()), chip.capability)
+    results = [
+        tf.TensorSpec([rows], tf.float32),
+        tf.TensorSpec([rows, columns], logits.dtype),
+        tf.TensorSpec([launch.grid, columns], tf.float32),
+    ]
+    operands = [logits, bias, targets, tf.reshape(scale, [1])]
+    losses, d_logits, d_bias = nvrtc.launch(
+        KERNEL, code, operands, results, launch.grid, launch.threads, launch.shared_bytes
+    )
+    return losses, d_logits, tf.reduce_sum(d_bias, 0)

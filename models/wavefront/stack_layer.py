@@ -1,0 +1,279 @@
+"""What a stack of recurrent layers needs to be one Keras layer, whatever computes it.
+
+Checks of arguments, inputs and initial states, right-padded masks, kept states, shapes, and files that hold the canonical
+tensors of models/weights/layouts.py. A subclass creates the weights and runs the stack.
+"""
+
+import types
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.cudnn import checks
+from models.weights.stack_spec import StackSpec
+
+FORGET_BIAS = 1.0  # of an LSTM at the start, as in keras.layers.LSTM (unit_forget_bias)
+
+
+class StackLayer(keras.layers.Layer):
+    """The base of the layers of cudnn_layers.py and wavefront.py.
+
+    Its arguments are explained in CudnnLayer.
+
+    Attributes:
+        spec: StackSpec of the stack; None until the layer is built.
+        states: of a stateful layer, the variables [h, c] (h alone, but for an LSTM).
+    """
+
+    mode = "lstm"  # of StackSpec
+    time_major = False
+
+    def __init__(
+        self, units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs
+    ) -> None:
+        super().__init__(**kwargs)
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"backend: {keras.backend.backend()} given, expected tensorflow, in KERAS_BACKEND; use keras.layers.LSTM"
+            )
+        self.units = checks.integer("units", units, 1, 2**31 - 1)
+        self.num_layers = checks.integer("num_layers", num_layers, 1, 2**31 - 1)
+        checks.choice("direction", direction, ("unidirectional", "bidirectional"))
+        self.direction = direction
+        self.dropout = checks.probability("dropout", dropout)
+        self.return_sequences = checks.boolean("return_sequences", return_sequences)
+        self.return_state = checks.boolean("return_state", return_state)
+        self.stateful = checks.boolean("stateful", stateful)
+        self.supports_masking = True
+        self.input_spec = keras.InputSpec(ndim=3)
+        self.spec = None
+        self._held = types.SimpleNamespace(states=None)  # out of Keras' sight: states are no weights
+
+    # --- what a subclass gives ----------------------------------------------------------------------------------------------
+
+    def _create_weights(self) -> None:
+        """Add the weights of `self.spec`."""
+        raise NotImplementedError
+
+    def _run(
+        self, x: tf.Tensor, states: list[tf.Tensor], lengths: tf.Tensor | None, training: bool
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Run the stack on x [time, batch, features].
+
+        Returns:
+            outputs [time, batch, units·directions], 0 past a sequence's end, and the final states.
+        """
+        raise NotImplementedError
+
+    def get_canonical(self) -> dict[str, np.ndarray]:
+        """The weights in the canonical form (models/weights/layouts.py)."""
+        raise NotImplementedError
+
+    def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Load weights in the canonical form, of any float dtype.
+
+        Raises:
+            ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
+        """
+        raise NotImplementedError
+
+    def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
+        """In which `_run` takes its states, where it computes in `compute`."""
+        return [compute] * len(self._state_shapes(None))
+
+    # --- as a Keras layer ---------------------------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> list[keras.Variable] | None:
+        return self._held.states
+
+    def build(self, inputs_shape, initial_state_shape=None) -> None:
+        """Create the weights for inputs of this shape."""
+        input_size = inputs_shape[-1]
+        if input_size is None:
+            raise ValueError(f"inputs: {list(inputs_shape)} given, expected a known number of features, the last axis")
+        self.spec = StackSpec(self.mode, self.num_layers, self.units, input_size, self.direction == "bidirectional")
+        self.input_spec = keras.InputSpec(ndim=3, axes={-1: input_size})
+        self._create_weights()
+        if self.stateful:
+            batch = inputs_shape[1 if self.time_major else 0]
+            if batch is None:
+                raise ValueError(
+                    f"inputs: {list(inputs_shape)} given to a stateful layer, expected a known batch size, "
+                    "as keras.Input(batch_shape=…) or Input(…, batch_size=…) fixes"
+                )
+            self._held.states = [
+                keras.Variable(
+                    shape=shape, initializer="zeros", trainable=False, dtype=self.variable_dtype, name="rnn_state"
+                )
+                for shape in self._state_shapes(batch)
+            ]
+
+    def call(self, inputs, initial_state=None, mask=None, training=False):
+        """Run the stack.
+
+        Args:
+            inputs: [batch, time, features], or [time, batch, features] where time_major.
+            initial_state: [h, c] (h alone, but for an LSTM), each [num_layers·directions, batch, units], the directions of a
+                layer side by side; None is zeros, or where the layer is stateful the final states of the batch before.
+            mask: booleans [batch, time] ([time, batch] where time_major), False past a sequence's end and only there; or None:
+                all sequences fill the inputs, if no mask comes with them.
+            training: whether dropout acts.
+
+        Returns:
+            The outputs of all steps [batch, time, units·directions] (time_major: [time, batch, …]), 0 past a sequence's end; or
+            the last ones [batch, units·directions]. With return_state a tuple of these and the final states, in the form of
+            initial_state: those at each sequence's end. An empty sequence keeps its states, and its last output is 0. States
+            have layers first: `predict` and `fit`, which cut and join batches along the first axis, take them only as
+            keras.ops.transpose(state, (1, 0, 2)). Under mixed precision they are rounded; a stateful layer keeps c in float32.
+
+        Raises:
+            ValueError: a mask that is not right-padded, or an argument of another type or shape. In a graph, which knows no
+                values, a mask is a tf.errors.InvalidArgumentError, and under XLA, which drops that, an output of NaN.
+        """
+        if mask is None:  # Keras hands a mask over only to a call that has no other tensor, such as an initial state
+            mask = getattr(inputs, "_keras_mask", None)
+        x = tf.cast(inputs, self.compute_dtype)
+        x = x if self.time_major else tf.transpose(x, [1, 0, 2])
+        states = self._initial_state(initial_state, x)
+        lengths = None
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)
+            lengths, right_padded = _sequence_lengths(tf.transpose(mask) if self.time_major else mask, x)
+            if right_padded is not None:  # XLA drops the assertion: no number may come of such a sequence
+                nan = float("nan")
+                states = [tf.where(right_padded[:, tf.newaxis], s, tf.constant(nan, s.dtype)) for s in states]
+
+        outputs, finals = self._run(x, states, lengths, training)
+        if self.stateful:
+            for kept, final in zip(self.states, finals, strict=True):
+                kept.assign(final)
+        finals = [tf.cast(final, x.dtype) for final in finals]
+        if not self.return_sequences:
+            outputs = tf.concat(tf.unstack(finals[0][-len(self.spec.directions) :]), axis=-1)
+            if lengths is not None:
+                outputs = tf.where((lengths > 0)[:, tf.newaxis], outputs, tf.zeros([], outputs.dtype))
+        elif not self.time_major:
+            outputs = tf.transpose(outputs, [1, 0, 2])
+        return (outputs, *finals) if self.return_state else outputs
+
+    def compute_output_shape(self, inputs_shape, initial_state_shape=None):
+        batch = inputs_shape[1 if self.time_major else 0]
+        width = self.units * (2 if self.direction == "bidirectional" else 1)
+        shape = (*inputs_shape[:2], width) if self.return_sequences else (batch, width)
+        return (shape, *self._state_shapes(batch)) if self.return_state else shape
+
+    def compute_mask(self, inputs, mask=None):
+        mask = mask if self.return_sequences else None
+        return [mask, *(None for _ in self._state_shapes(None))] if self.return_state else mask
+
+    def reset_state(self) -> None:
+        """Set the states of a stateful layer to 0."""
+        for state in self.states or ():
+            state.assign(tf.zeros(state.shape, state.dtype))
+
+    def reset_states(self) -> None:
+        """reset_state, by the name that keras.layers.LSTM has too."""
+        self.reset_state()
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "num_layers": self.num_layers,
+            "direction": self.direction,
+            "dropout": self.dropout,
+            "return_sequences": self.return_sequences,
+            "return_state": self.return_state,
+            "stateful": self.stateful,
+        }
+
+    # --- files --------------------------------------------------------------------------------------------------------------
+
+    def save_own_variables(self, store) -> None:
+        """What `.keras` and `.weights.h5` hold: the canonical tensors, "lstm_0.forward.kernel" and so on."""
+        for name, array in self.get_canonical().items() if self.built else ():
+            store[name.replace("/", ".")] = array  # HDF5 would read a slash as a group
+
+    def load_own_variables(self, store) -> None:
+        """Load what save_own_variables stored; raises as set_canonical."""
+        arrays = {key.replace(".", "/"): np.asarray(store[key]) for key in tuple(store.keys())}
+        if arrays or self.built:
+            self.set_canonical(arrays)
+
+    def _check_built(self) -> None:
+        if self.spec is None:
+            raise ValueError(f"{self.name}: not built yet, expected a call or build((None, None, features)) before")
+
+    def _initial_weight(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
+        """The canonical tensor `name` as Keras' layers start: matrices orthogonal or in range as a whole, not per gate."""
+        initializer = {
+            "kernel": keras.initializers.GlorotUniform,
+            "recurrent_kernel": keras.initializers.Orthogonal,
+            "bias": keras.initializers.Zeros,
+        }[name.rpartition("/")[2]]
+        with tf.init_scope():  # values, also where a layer is built inside a tf.function
+            # One object for each tensor: it draws the same numbers at every call.
+            array = np.array(initializer()(shape, dtype=dtype))
+        if self.mode == "lstm" and name.endswith("/bias"):
+            array[self.units : 2 * self.units] = FORGET_BIAS
+        return array
+
+    # --- states and masks ---------------------------------------------------------------------------------------------------
+
+    def _state_shapes(self, batch: int | None) -> list[tuple[int | None, ...]]:
+        """Of [h, c], or [h]."""
+        pseudo_layers = self.num_layers * (2 if self.direction == "bidirectional" else 1)
+        return [(pseudo_layers, batch, self.units)] * (2 if self.mode == "lstm" else 1)
+
+    def _initial_state(self, given, x: tf.Tensor) -> list[tf.Tensor]:
+        """[h, c] or [h] for x [time, batch, features], in the dtypes of `_run`."""
+        shapes, dtypes = self._state_shapes(x.shape[1]), self._state_dtypes(x.dtype)
+        if self.stateful and x.shape[1] not in (None, self.states[0].shape[1]):
+            expected = self.states[0].shape[1]
+            raise ValueError(
+                f"inputs: a batch of {x.shape[1]} given, expected {expected}, of which the layer keeps states"
+            )
+        if given is None:
+            if self.stateful:
+                kept = zip(self.states, dtypes, strict=True)
+                return [tf.cast(tf.convert_to_tensor(state), dtype) for state, dtype in kept]
+            pseudo_layers, _, units = shapes[0]
+            return [tf.zeros([pseudo_layers, tf.shape(x)[1], units], dtype) for dtype in dtypes]
+        given = list(given) if isinstance(given, list | tuple) else [given]
+        if len(given) != len(shapes):
+            expected = "2, h and c" if len(shapes) == 2 else "1, h"
+            raise ValueError(f"initial_state: {len(given)} tensors given, expected {expected}")
+        return [
+            checks.tensor(f"initial_state[{k}]", tf.cast(state, dtype), [a or "batch" for a in shape], dtype, [dtype])
+            for k, (state, shape, dtype) in enumerate(zip(given, shapes, dtypes, strict=True))
+        ]
+
+
+def _sequence_lengths(mask: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """(lengths, right_padded), both [batch], of a mask [batch, time] for x [time, batch, features].
+
+    right_padded is None where it is known to hold for all sequences.
+    """
+    expected = [x.shape[1], x.shape[0]]
+    if not mask.shape.is_compatible_with(expected):
+        raise ValueError(
+            f"mask: {list(mask.shape)} given, expected {expected}: one boolean for each step of the inputs"
+        )
+    right_padded = tf.reduce_all(mask[:, :-1] | ~mask[:, 1:], axis=1)
+    lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
+    wrong = (
+        "is not right-padded, expected True up to a sequence's end and False past it (pad_sequences(…, padding='post')); "
+        "keras.layers.LSTM takes any mask"
+    )
+    if tf.executing_eagerly():
+        if not np.all(right_padded):
+            raise ValueError(f"mask: sequence {np.argmin(right_padded)} {wrong}")
+        return lengths, None
+    steps, batch = tf.unstack(tf.shape(x)[:2])
+    same_shape = tf.debugging.assert_equal(tf.shape(mask), [batch, steps], "mask: of another shape than the inputs")
+    padded = tf.debugging.assert_equal(tf.reduce_all(right_padded), True, f"mask: a sequence {wrong}")
+    with tf.control_dependencies([same_shape, padded]):
+        return tf.identity(lengths), right_padded
