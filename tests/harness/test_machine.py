@@ -357,7 +357,7 @@ def test_diff_is_another_for_every_uncommitted_change_of_the_code_and_for_nothin
     monkeypatch.setattr(machine, "PROJECT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert machine.diff() is None
-    for name in ("harness", "results"):
+    for name in ("harness", "harness/run", "results"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("old")
     git("init", "-q")
@@ -366,7 +366,7 @@ def test_diff_is_another_for_every_uncommitted_change_of_the_code_and_for_nothin
     (tmp_path / "results" / "a.py").write_text("new")
     (tmp_path / "untracked.py").write_text("new")
     found = [machine.diff()]
-    for name in ("harness/a.py", "harness/new ü.py"):
+    for name in ("harness/a.py", "harness/run/new ü.py"):
         for text in ("1", "2"):
             (tmp_path / name).write_text(text)
             found.append(machine.diff())
