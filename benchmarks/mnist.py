@@ -72,11 +72,11 @@ ROWS_TABLE = {
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]
 
 
-def load(c, located):
+def load(c, location):
     """MNIST (or the embedded digits)."""
     from harness.data import sets
 
-    digits = sets.mnist(*located)
+    digits = sets.mnist(*location)
     if len(digits.x_train) < c.BATCH_SIZE:
         raise UserError(f"--batch-size={c.BATCH_SIZE}: expected at most the {len(digits.x_train)} training images")
     return digits

@@ -80,11 +80,11 @@ ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.ite
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
 
 
-def load(c, located):
+def load(c, location):
     """Penn Treebank (or the embedded text), or random words of a vocabulary that PTB does not have."""
     from harness.data import sets
 
-    return sets.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else sets.ptb(*located)
+    return sets.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else sets.ptb(*location)
 
 
 def start(c, text):

@@ -69,11 +69,11 @@ def evidence(c):
 ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", evidence) for row, (what, _, _) in WAYS.items()}
 
 
-def load(c, located):
+def load(c, location):
     """Penn Treebank (or the embedded text)."""
     from harness.data import sets
 
-    return sets.ptb(*located)
+    return sets.ptb(*location)
 
 
 def start(c, text):

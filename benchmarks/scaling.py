@@ -57,7 +57,7 @@ IMPLEMENTATIONS = {name: KNOWN[name] for name in ("cudnn_stack", "torch_lstm", "
 ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
 
 
-def load(c, located):
+def load(c, location):
     """Random words: the time of a stack does not depend on what it reads."""
     from harness.data import sets
 

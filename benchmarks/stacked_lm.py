@@ -60,11 +60,11 @@ ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.ite
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stacked_lm"]
 
 
-def load(c, located):
+def load(c, location):
     """Penn Treebank (or the embedded text)."""
     from harness.data import sets
 
-    return sets.ptb(*located)
+    return sets.ptb(*location)
 
 
 def start(c, text):

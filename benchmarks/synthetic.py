@@ -68,7 +68,7 @@ ROWS_TABLE = {
 }
 
 
-def load(c, located):
+def load(c, location):
     """The generated sequences; the same for every --data."""
     from harness.data import sets
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.compare import verdicts
 from harness.compare.pairing import NOT_ALONE, Pair, lost
-from harness.record import provenance
 from harness.record.schema import MODES
+from harness.report import provenance
 from harness.report.cells import NONE, markdown, paragraphs, plain
 
 FOOT = (

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from harness.compare import verdicts
 from harness.errors import UserError
-from harness.frameworks import runtimes
-from harness.record import provenance
+from harness.record import frameworks
 from harness.record.machine import PACKAGES
-from harness.report import cautions
+from harness.report import provenance, warnings
 
 NAME = ("benchmark", "config", "row", "mode", "device", "precision")
 MACHINE = ("gpu", "cpu", "cores")
@@ -54,7 +53,7 @@ class Pair:
         marks = dict.fromkeys(f"other {found.kind}" for found in self.differences if found.marks)
         return [
             *marks,
-            *[NOT_ALONE] * any(record and cautions.was_disturbed(record) for record in (self.before, self.after)),
+            *[NOT_ALONE] * any(record and warnings.was_disturbed(record) for record in (self.before, self.after)),
         ]
 
 
@@ -145,8 +144,8 @@ def _setting(name: str, record: Mapping) -> str | None:
 
 def _of_other_frameworks(before: Mapping, after: Mapping) -> set[str]:
     """Packages of the frameworks that neither record ran on."""
-    ran = {name for name in runtimes.FRAMEWORKS for record in (before, after) if name in record["environment"]}
-    return {package for name, own in runtimes.FRAMEWORKS.items() if name not in ran for package in own}
+    names = frameworks.FRAMEWORKS
+    return frameworks.packages_without([n for n in names if n in before["environment"] or n in after["environment"]])
 
 
 def judge(pairs: Sequence[Pair], drift: float) -> tuple[dict, dict]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from harness.data import download
 from harness.data.download import DataError, File, Published
-from harness.data.located import EMBEDDED, locate
+from harness.data.location import EMBEDDED, locate
 from harness.errors import UserError
 
 PROJECT_DATA = Path(__file__).resolve().parents[2] / "data"

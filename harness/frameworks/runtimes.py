@@ -1,23 +1,21 @@
 """The frameworks that rows run in: which are installed, and each one configured for a row. Imports none of them itself."""
 
+import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from harness.record.frameworks import FRAMEWORKS
+
 PEERS = "not installed: ./run_all.sh --peers"
-SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
-# framework: the packages (of harness.record.machine.PACKAGES) whose versions concern its own rows alone.
-FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
-# framework: how the variables of the environment begin (of harness.record.machine.STEERING) that steer it; the rest steer all.
-PREFIXES = {"tensorflow": ("TF_", "XLA_"), "torch": ("TORCH", "PYTORCH_", "TRITON_"), "jax": ("JAX_", "XLA_")}
 
 
 class Runtime(Protocol):
     """A framework as a row's process needs it: configured before its first tensor, once per process.
 
     Attributes:
-        name: of FRAMEWORKS.
+        name: of harness.record.frameworks.FRAMEWORKS.
         device, precision: as given to `make`.
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
         tensor_type: the class of its tensors, those that a step is run on.
@@ -51,7 +49,7 @@ class Runtime(Protocol):
         """Run `function` and tell what ran.
 
         {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host, in
-        copies of over SMALL_COPY bytes: a loop whose length is not known beforehand has its condition copied in every step}.
+        copies of over host_copies.SMALL_COPY bytes}: a loop of unknown length has its condition copied in every step.
         """
 
     def environment(self) -> dict:
@@ -67,19 +65,10 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
         precision: "fp32", "tf32" or "fp16".
         threads: of the operators on a CPU; the number of physical cores.
     """
-    if framework == "tensorflow":
-        from harness.frameworks.tensorflow import TensorFlowRuntime
-
-        return TensorFlowRuntime(device, precision, threads)
-    if framework == "torch":
-        from harness.frameworks.pytorch import TorchRuntime
-
-        return TorchRuntime(device, precision, threads)
-    if framework == "jax":
-        from harness.frameworks.jax import JaxRuntime
-
-        return JaxRuntime(device, precision, threads)
-    raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
+    file, _, name = FRAMEWORKS[framework].runtime.partition(".")
+    return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)(device, precision, threads)
 
 
 def missing(framework: str) -> str:
@@ -87,16 +76,3 @@ def missing(framework: str) -> str:
     if framework == "tensorflow" or importlib.util.find_spec(framework) is not None:
         return ""
     return "needs Python 3.11" if framework == "jax" and sys.version_info < (3, 11) else PEERS
-
-
-def variables_of(frameworks: Collection[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the environment that may steer a row of these frameworks: all but those of the others alone."""
-    own = {prefix for name in frameworks for prefix in PREFIXES[name]}
-    others = tuple({prefix for prefixes in PREFIXES.values() for prefix in prefixes} - own)
-    return {name: value for name, value in variables.items() if not name.startswith(others)}
-
-
-def packages_of(framework: str, packages: Mapping[str, str]) -> dict[str, str]:
-    """The packages on which a row of that framework depends: all but those of the other frameworks."""
-    others = {name for other, names in FRAMEWORKS.items() if other != framework for name in names}
-    return {name: version for name, version in packages.items() if name not in others}

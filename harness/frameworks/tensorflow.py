@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.runtimes import SMALL_COPY
+from harness.frameworks.host_copies import bytes_to_host
 
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
@@ -161,15 +161,6 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> int:
         if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
             ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
     return to_host_bytes
-
-
-def bytes_to_host(details: str) -> int:
-    """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:400 …".
-
-    0 for one of at most SMALL_COPY bytes.
-    """
-    found = re.search(r"kind_src:device kind_dst:(?:pinned|pageable|host)\b.*\bsize:(\d+)", details)
-    return int(found[1]) if found and int(found[1]) > SMALL_COPY else 0
 
 
 def _count_traced(ops: Counter, prefix: str) -> None:

@@ -12,7 +12,6 @@ from harness.measure import clocks, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
-from harness.report.cautions import OTHERS_NOTE, OTHERS_PERCENT
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
@@ -246,8 +245,8 @@ class Measurement:
         part["status"] = "failed" if proof.failures else "ok"
         part["reason"] = part["proof"]["reason"]
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
-        if self.device == "cpu" and self._cpu.others_percent() > OTHERS_PERCENT:
-            part["notes"] = [*part.get("notes", []), OTHERS_NOTE]
+        if self.device == "cpu" and self._cpu.others_percent() > machine.OTHERS_PERCENT:
+            part["notes"] = [*part.get("notes", []), machine.OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]
         part["environment"] = {**machine.facts(self.device), **self.runtime.environment(), "data": self.data.facts}
         if proof.failures:  # an unproven row has no figures

@@ -29,6 +29,8 @@ STEERING = re.compile(
 VARIABLES = {name: value for name, value in sorted(os.environ.items()) if STEERING.fullmatch(name)}
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
 NO_GPU = "--device=gpu: found no NVIDIA GPU; expected one that nvidia-smi lists, or --device=cpu"
+OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
+OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 SAMPLE_S = 0.1  # between two NVML samples
 # Throttle reasons that say that a clock was held down; idle and application settings do not count (nvml.h).
 THROTTLE_REASONS = {0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from harness.record import records, schema
-from harness.record.provenance import machine_line
-from harness.record.rounds import is_time_up
-from harness.report import cautions, curves
+from harness.record.stopping_rule import is_time_up
+from harness.report import curves, warnings
 from harness.report.building import Table, foot
 from harness.report.cells import NONE, Notes, cell, plain
+from harness.report.provenance import machine_line
 
 LARGEST = 2**31 - 1  # size, as in harness/run/limits.py
 LEVEL = 1.02  # two times within this factor are called level
@@ -172,7 +172,7 @@ def verdict(size: int, own: Mapping | None, other: Mapping | None) -> Verdict:
     (low, high), (other_low, other_high) = _bounds(own_step), _bounds(other_step)
     level = 1 / LEVEL <= ratio <= LEVEL
     doubted = (own, other) if level else (other,) if ratio > 1 else (own,)
-    if any(map(cautions.was_disturbed, doubted)):
+    if any(map(warnings.was_disturbed, doubted)):
         return Verdict(size, ratio, DISTURBED)
     if level:
         return Verdict(size, ratio, IS_LEVEL)

@@ -4,7 +4,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.record import schema
-from harness.record.provenance import (
+from harness.record.stopping_rule import is_time_up
+from harness.report import plots, warnings
+from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
+from harness.report.curves import Curve
+from harness.report.provenance import (
     NOT_SETTINGS,
     data_of,
     differences,
@@ -15,10 +19,6 @@ from harness.record.provenance import (
     throttling,
     told,
 )
-from harness.record.rounds import is_time_up
-from harness.report import cautions, plots
-from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
-from harness.report.curves import Curve
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
@@ -214,7 +214,7 @@ def foot(
         once = all(len(record["blocks_ms"]) == 1 for record in trained)
         told_once = "Each training ran once: its time has no range."
         lines.append(told_once if once else "Training time and accuracy are those of a row's first process.")
-    lines += cautions.lines(present, brief)
+    lines += warnings.lines(present, brief)
     if brief:
         return lines
     states = [throttling(record) for record in present]

@@ -30,11 +30,11 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.record.provenance import head, machine_line
 from harness.report import axes, curves, plots
 from harness.report.building import Table, build, in_groups, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
+from harness.report.provenance import head, machine_line
 
 
 def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from harness.data.located import locate
+from harness.data.location import locate
 from harness.errors import CrashError, UserError, require
 from harness.frameworks import runtimes
 from harness.record import machine, records, schema, software
-from harness.record.rounds import Rounds
+from harness.record.stopping_rule import StoppingRule
 from harness.run import child, options, processes, resume
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
@@ -44,7 +44,7 @@ class Row(NamedTuple):
         what: one line for the tables.
         evidence: constants → the arguments of harness.measure.proof.Kernel: what has to be seen running.
         needs_gpu: skipped on a CPU.
-        framework: one of harness.frameworks.runtimes.FRAMEWORKS; the row is skipped where it is not installed.
+        framework: one of harness.record.frameworks.FRAMEWORKS; the row is skipped where it is not installed.
         precisions: those that the row has; it is skipped in the others.
         cannot: constants → why the row cannot run with them, and is skipped; "" where it can.
     """
@@ -75,7 +75,7 @@ class Benchmark:
     Attributes:
         script, doc: its __file__ and __doc__.
         rows: in the tables' order.
-        load: constants, harness.data.located.Located → the data set (any object with `facts`). In a child.
+        load: constants, harness.data.location.DataLocation → the data set (any object with `facts`). In a child.
         reference: constants, data → {"outputs", "losses", "gradients", "updates", …}, in float64. In a child, NumPy only.
         run_row: row, constants, Measurement → {mode: part}. In a child.
         layout: of the tables (harness/report/tables.py), less "rows".
@@ -137,7 +137,7 @@ class Parent:
         self.constants = self._resolve()
         self.rows = options.rows(self.constants["ROWS"], benchmark.rows)
         self.modes = benchmark.modes(self.flags)
-        self.rounds = self._rounds()
+        self.stopping_rule = self._stopping_rule()
 
     def _resolve(self) -> dict[str, Any]:
         constants = options.resolve(self.header, self.options, self.preset)
@@ -147,13 +147,13 @@ class Parent:
             raise UserError(options.NO_TF32)
         return constants
 
-    def _rounds(self) -> Rounds:
+    def _stopping_rule(self) -> StoppingRule:
         """A whole training runs once, unless the user asks for more; a preset's PROCESSES are those of the timed blocks."""
         processes = self.constants["PROCESSES"]
         if "fit" in self.modes:
             processes = self.options.values.get("PROCESSES") or self.header.constants["PROCESSES"].default or 1
         budget_s = self.constants.get("ROW_BUDGET_S") or self.constants["ROW_LIMIT_S"]
-        return Rounds(processes, budget_s, self.options.repeat_until)
+        return StoppingRule(processes, budget_s, self.options.repeat_until)
 
     def run(self) -> int:
         if "help" in self.flags:
@@ -212,7 +212,7 @@ class Parent:
         earlier = {row: self._earlier(row) for row in wanted}
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
-        label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.rounds.least
+        label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.stopping_rule.least
         with tqdm(
             total=len(wanted) * least, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
         ) as bar:
@@ -237,7 +237,7 @@ class Parent:
         reason = self._cannot_run(row)
         if not reason:
             earlier = self._earlier(row)
-            return bool(earlier) and self.rounds.ended(earlier)
+            return bool(earlier) and self.stopping_rule.ended(earlier)
         skipped = [self._new_record(row, mode, status="skipped", reason=reason) for mode in self.modes]
         if kept := resume.write_skipped(self.out, skipped, "resume" in self.flags):
             print(f"{row}: {reason}; its earlier record stays ({', '.join(kept)})", file=sys.stderr)
@@ -354,14 +354,14 @@ class Parent:
             notes = [*part.get("notes", []), *filter(None, [outcome.note])]
             merged.append({**schema.merge_process(record, {**part, "notes": notes}), "spent_s": spent_s})
         failed = [record["mode"] for record in merged if record["status"] == "failed"]
-        going_on = all(record["status"] == "ok" for record in merged) and not self.rounds.enough(merged)
-        time_is_up = going_on and spent_s > self.rounds.limit_s
+        going_on = all(record["status"] == "ok" for record in merged) and not self.stopping_rule.enough(merged)
+        time_is_up = going_on and spent_s > self.stopping_rule.limit_s
         for record in merged:
             if record["status"] == "failed":
                 record = schema.without_results(record)
-            elif failed and not self.rounds.enough([record]):
+            elif failed and not self.stopping_rule.enough([record]):
                 record["notes"].append(f"stopped: {', '.join(failed)} failed")
-            records.write_record(self.out, self.rounds.noted(record, time_is_up))
+            records.write_record(self.out, self.stopping_rule.noted(record, time_is_up))
         return going_on and not time_is_up
 
     def _draw(self) -> int:

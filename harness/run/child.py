@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.data.located import Located, locate
+from harness.data.location import DataLocation, locate
 from harness.errors import CrashError, UserError
 from harness.frameworks import runtimes
 from harness.record import machine
@@ -94,8 +94,8 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
         return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}
 
     embedded = job["data"]["embedded"]
-    located = Located(None, embedded, "") if embedded else locate(job["data"]["option"])
-    data = benchmark.load(constants, located)
+    location = DataLocation(None, embedded, "") if embedded else locate(job["data"]["option"])
+    data = benchmark.load(constants, location)
     if job["task"] == "data":
         return {"facts": data.facts}
     from harness.measure.measurement import Measurement

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.frameworks import runtimes
-from harness.record import machine, records
-from harness.record.provenance import NOT_SETTINGS
+from harness.record import frameworks, machine, records
 from harness.record.schema import RecordError
+from harness.report.provenance import NOT_SETTINGS
 
 
 class Today(NamedTuple):
@@ -33,7 +32,7 @@ def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
 
     Args:
         paths: of the row's records, one per mode.
-        framework: the row's, of harness.frameworks.runtimes.FRAMEWORKS.
+        framework: the row's, of harness.record.frameworks.FRAMEWORKS.
 
     Raises:
         RecordError: a file that is no good record.
@@ -54,9 +53,9 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
         return False
     environment = {**record["environment"]}
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
-    environment["packages"] = runtimes.packages_of(framework, environment.get("packages") or {})
+    environment["packages"] = frameworks.packages_of(framework, environment.get("packages") or {})
     here = {
-        "packages": runtimes.packages_of(framework, machine.packages()),
+        "packages": frameworks.packages_of(framework, machine.packages()),
         "gpu": machine.gpu_name() if today.device == "gpu" else None,
     }
     if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
@@ -65,7 +64,7 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
         return False
     then, now = environment.get("variables"), facts["variables"]
-    if then is not None and runtimes.variables_of([framework], then) != runtimes.variables_of([framework], now):
+    if then is not None and frameworks.variables_of([framework], then) != frameworks.variables_of([framework], now):
         return False
     return environment.get("data", {}).get("sha256") == today.sha256
 

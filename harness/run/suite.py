@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.data.located import locate
+from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
 from harness.run import options, processes
@@ -250,7 +250,7 @@ def _shown(path: Path) -> str:
 
 def report(out: Path, ran: set[str]) -> None:
     """Draw the run's pages; print the headline tables, what ran on embedded data, and where the pages are."""
-    from harness.record import provenance
+    from harness.report import provenance
 
     *headline, pages = "\n".join(processes.draw(out, "--headline")).split("\n\n")
     say("\n" + "\n\n".join(headline) + "\n")

@@ -106,7 +106,7 @@ class Sweep(benchmark.Parent):
 
         self._data()  # before it is copied: each point would ask anew
         wanted = {row: self._wanted(row) for row in self.rows}
-        every, least = list(itertools.chain(*wanted.values())), self.rounds.least
+        every, least = list(itertools.chain(*wanted.values())), self.stopping_rule.least
         for point in every:
             point.parent._matmul_found = self._matmul()
         with tqdm(total=len(every) * least, initial=sum(point.done for point in every), unit="point",
@@ -143,7 +143,7 @@ class Sweep(benchmark.Parent):
             point.spent_s += outcome.seconds
             bar.update()
             if not point.parent._keep(row, outcome, process, point.spent_s):
-                bar.update(max(0, self.rounds.least - process - 1))
+                bar.update(max(0, self.stopping_rule.least - process - 1))
                 ended.append(point)
 
         rest = []

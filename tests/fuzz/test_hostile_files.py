@@ -20,7 +20,7 @@ import pytest
 
 from harness.data import sets
 from harness.data.download import DataError
-from harness.data.located import locate
+from harness.data.location import locate
 from harness.errors import UserError
 from harness.measure import references
 

@@ -89,7 +89,7 @@ def run_row(row, c, measurement):
 
     from harness.frameworks import runtimes
     from harness.measure import clocks
-    from harness.measure.measurement import OTHERS_NOTE, OTHERS_PERCENT
+    from harness.record.machine import OTHERS_NOTE, OTHERS_PERCENT
 
     cpu = machine.CpuShare()
     framework = row.split("_")[0]
@@ -140,7 +140,7 @@ BENCHMARK = benchmark.Benchmark(
     script=__file__,
     doc=__doc__,
     rows={name: row_of(name, size) for name, size in SIZES.items()},
-    load=lambda c, located: SimpleNamespace(facts={"name": "random", "source": "real", "sha256": {"none": "00"}}),
+    load=lambda c, location: SimpleNamespace(facts={"name": "random", "source": "real", "sha256": {"none": "00"}}),
     reference=lambda c, data: {"outputs": {"logits": [0.0]}},
     run_row=run_row,
     layout={

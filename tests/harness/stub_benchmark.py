@@ -51,7 +51,7 @@ def note(text):
         file.write(f"{text}\n")
 
 
-def load(c, located):
+def load(c, location):
     note("data")
     return SimpleNamespace(facts={"name": "stub", "source": "real", "sha256": {"file": "00"}})
 

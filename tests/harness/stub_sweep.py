@@ -68,7 +68,7 @@ BENCHMARK = benchmark.Benchmark(
     script=__file__,
     doc=__doc__,
     rows={name: benchmark.Row("what it is", lambda c: {}, needs_gpu=name == "needs_gpu") for name in NAMES},
-    load=lambda c, located: SimpleNamespace(facts={"name": "stub", "source": "real", "sha256": {"file": "00"}}),
+    load=lambda c, location: SimpleNamespace(facts={"name": "stub", "source": "real", "sha256": {"file": "00"}}),
     reference=reference,
     run_row=run_row,
     layout={

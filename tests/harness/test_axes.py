@@ -7,8 +7,9 @@ import pytest
 
 from harness.compare import __main__ as compare
 from harness.errors import UserError
+from harness.record import machine
 from harness.record.schema import RecordError
-from harness.report import axes, cautions, curves, layouts, tables
+from harness.report import axes, curves, layouts, tables
 from tests.table_cases import lines_of, make, run_of
 
 AXES = [
@@ -165,7 +166,7 @@ def test_rows_whose_intervals_or_ranges_overlap_are_not_told_apart():
     ("wave", (axes.FASTER, axes.DISTURBED, axes.DISTURBED)),
 ])  # fmt: skip
 def test_an_upper_bound_is_no_ground_for_a_verdict_in_favour_of_the_other(disturbed, kinds):
-    notes = {row: dict(notes=[cautions.OTHERS_NOTE]) if row == disturbed else {} for row in ("wave", "torch")}
+    notes = {row: dict(notes=[machine.OTHERS_NOTE]) if row == disturbed else {} for row in ("wave", "torch")}
     found = [
         axes.verdict(8, point("wave", **notes["wave"]), point("torch", ms, **notes["torch"])) for ms in (2, 1, 0.5)
     ]

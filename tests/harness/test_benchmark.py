@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import intervals, records, schema
-from harness.record.rounds import BUDGET_NOTE
+from harness.record.stopping_rule import BUDGET_NOTE
 
 
 def named(page: Path) -> list[str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare import __main__ as compare
-from harness.measure import measurement
-from harness.record import records, schema
+from harness.record import machine, records, schema
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -338,7 +337,7 @@ def test_code_that_may_differ_unseen_is_told(compared, changes, said):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(notes=[measurement.OTHERS_NOTE]),
+        dict(notes=[machine.OTHERS_NOTE]),
         dict(clocks=[{"process": 0, "when": "timed", "gpu_processes": 2}]),
     ],
     ids=["processors", "gpu"],

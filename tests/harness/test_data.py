@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.data import sets
 from harness.data.batches import language_model_batches
-from harness.data.located import ENVIRONMENT, locate
+from harness.data.location import ENVIRONMENT, locate
 from harness.data.sets import DataError, File, Published, parse_idx, parse_text
 from harness.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.record import intervals, rounds
+from harness.record import intervals, stopping_rule
 
 DRAWS = 4000
 BETWEEN, WITHIN = 0.03, 0.003  # standard deviations of the logarithms: processes ten times as far apart as their blocks
@@ -64,7 +64,7 @@ def test_narrow_enough_by_chance_is_rarer_from_five_processes_on():
             covered += step["interval"][0] <= 10.0 <= step["interval"][1]
         return covered / 1500
 
-    from_two, from_five = stopped(2, 1), stopped(rounds.AT_LEAST, 2)
+    from_two, from_five = stopped(2, 1), stopped(stopping_rule.AT_LEAST, 2)
     assert from_two < from_five and from_five > 0.91
 
 

@@ -83,11 +83,11 @@ def test_unmodified_row_is_proven_and_timed(measure, row, precision):
     assert parts["train"]["proof"]["gradients_err"] > 0 and parts["train"]["proof"]["update_err"] > 0
 
 
-@pytest.mark.parametrize("percent, noted", [(measurement.OTHERS_PERCENT - 1, False), (50.0, True)])
+@pytest.mark.parametrize("percent, noted", [(machine.OTHERS_PERCENT - 1, False), (50.0, True)])
 def test_row_that_was_not_alone_on_the_processors_says_so(measure, monkeypatch, percent, noted):
     monkeypatch.setattr(machine.CpuShare, "others_percent", lambda self: percent)
     parts = measure(language_model("unrolled"), "unrolled")
-    assert [measurement.OTHERS_NOTE in part["notes"] for part in parts.values()] == [noted] * len(MODES)
+    assert [machine.OTHERS_NOTE in part["notes"] for part in parts.values()] == [noted] * len(MODES)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

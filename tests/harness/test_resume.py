@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from harness.record import intervals, machine, records
-from harness.record.rounds import BUDGET_NOTE
+from harness.record.stopping_rule import BUDGET_NOTE
 
 
 def test_without_resume_rows_are_measured_anew_and_other_rows_kept(stub):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.frameworks import runtimes
-from harness.record import machine
+from harness.record import frameworks, machine
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +51,6 @@ def test_peer_that_is_not_installed_is_missing(monkeypatch, found, reason):
 
 def test_row_depends_on_every_package_but_those_of_the_other_frameworks():
     installed = {"tensorflow": "2.21.0", "keras": "3.15.1", "torch": "2.13.0", "jax": "0.10.2", "numpy": "2.4.6"}
-    assert runtimes.packages_of("torch", installed) == {"torch": "2.13.0", "keras": "3.15.1", "numpy": "2.4.6"}
-    assert runtimes.packages_of("tensorflow", installed).keys() == {"tensorflow", "keras", "numpy"}
-    assert {name for names in runtimes.FRAMEWORKS.values() for name in names} <= set(machine.PACKAGES)
+    assert frameworks.packages_of("torch", installed) == {"torch": "2.13.0", "keras": "3.15.1", "numpy": "2.4.6"}
+    assert frameworks.packages_of("tensorflow", installed).keys() == {"tensorflow", "keras", "numpy"}
+    assert {name for found in frameworks.FRAMEWORKS.values() for name in found.packages} <= set(machine.PACKAGES)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import provenance
-from harness.report import building, tables
+from harness.report import building, provenance, tables
 from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
 
 PROJECT = Path(__file__).resolve().parents[2]

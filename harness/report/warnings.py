@@ -4,9 +4,10 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from harness.record.provenance import listed, throttling
-from harness.record.rounds import is_time_up
+from harness.record import machine
+from harness.record.stopping_rule import is_time_up
 from harness.report.cells import plain
+from harness.report.provenance import listed, throttling
 
 SPREAD = 0.05  # standard deviation of the blocks, of their mean
 DRIFT = 0.02  # from the first process to the last, where each is slower, or faster, than the one before
@@ -14,8 +15,6 @@ SLOW_START = 0.02  # first block against the median of the others of its process
 CLOCK = 0.99  # of the maximum: NVML's steps of 15 MHz are below 1 %
 HOT_C = 80
 WARMED_C = 15  # between the coolest and the hottest process
-OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone
-OTHERS_NOTE = f"other processes took over {OTHERS_PERCENT:g} % of the processors meanwhile: times are upper bounds"
 Mark = Callable[[Mapping], str | None]
 
 
@@ -63,7 +62,7 @@ def shared_gpu(record: Mapping) -> str | None:
 
 def was_disturbed(record: Mapping) -> bool:
     """Whether other processes ran on the row's processors or GPU meanwhile: its times are upper bounds."""
-    return OTHERS_NOTE in record["notes"] or shared_gpu(record) is not None
+    return machine.OTHERS_NOTE in record["notes"] or shared_gpu(record) is not None
 
 
 def low_clock(record: Mapping) -> str | None:
@@ -95,7 +94,7 @@ def _timed(record: Mapping, *keys: str) -> list[Mapping]:
 
 
 # What is said of the rows, and how a row is found to have it, with a figure; in the order in which they stand under a table.
-CAUTIONS: dict[str, Mark] = {
+WARNINGS: dict[str, Mark] = {
     "Another process on the GPU": shared_gpu,
     "Clocks throttled": throttled,
     "SM clock under its maximum": low_clock,
@@ -110,7 +109,7 @@ CAUTIONS: dict[str, Mark] = {
 def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
     """The warnings under a table of these rows, one line per kind; brief: at most six rows a line."""
     timed = [record for record in rows if record["status"] == "ok" and record["blocks_ms"]]
-    found = {what: {r["row"]: told for r in timed if (told := mark(r))} for what, mark in CAUTIONS.items()}
+    found = {what: {r["row"]: told for r in timed if (told := mark(r))} for what, mark in WARNINGS.items()}
     said = [f"**{what}**: {_rows(told, brief)}." for what, told in found.items() if told]
     ended: dict[str, list[str]] = {}
     for record in timed:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.record.provenance import throttling
-from harness.record.rounds import BUDGET_NOTE
-from harness.report import cautions, tables
+from harness.record.stopping_rule import BUDGET_NOTE
+from harness.report import tables, warnings
+from harness.report.provenance import throttling
 from tests.table_cases import LAYOUT, lines_of, make, page_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -132,13 +132,13 @@ def test_nobody_says_that_clocks_were_not_throttled_where_nvml_could_not_tell(re
 
 
 def test_every_warning_has_cases_in_which_it_is_given_and_in_which_it_is_not():
-    assert CASES.keys() == {mark.__name__ for mark in cautions.CAUTIONS.values()}
+    assert CASES.keys() == {mark.__name__ for mark in warnings.WARNINGS.values()}
     assert all({bool(said) for _, said, _ in cases} == {True, False} for cases in CASES.values())
 
 
 @pytest.mark.parametrize(("changes", "said", "figure"), [case for cases in CASES.values() for case in cases])
 def test_warning_is_given_where_it_is_due_and_nowhere_else(changes, said, figure):
-    lines = cautions.lines([given(**changes)], brief=False)
+    lines = warnings.lines([given(**changes)], brief=False)
     if not said:
         assert lines == []
     else:
@@ -147,15 +147,15 @@ def test_warning_is_given_where_it_is_due_and_nowhere_else(changes, said, figure
 
 def test_warnings_name_every_row_in_one_line_and_few_in_a_headline():
     rows = [given(f"row_{k}", warmup=[warmup(False)]) for k in range(8)] + [given("settled", warmup=[warmup(True)])]
-    (line,) = cautions.lines(rows, brief=False)
+    (line,) = warnings.lines(rows, brief=False)
     assert all(f"`row_{k}` 1 of 1" in line for k in range(8)) and "settled`" not in line
-    (line,) = cautions.lines(rows, brief=True)
+    (line,) = warnings.lines(rows, brief=True)
     assert line.endswith("`row_5` 1 of 1 and 2 more.")
 
 
 def test_row_without_figures_is_not_warned_of():
     failed = given(status="failed", reason="x", warmup=[warmup(False)], clocks=[state(temperature_c=90)])
-    assert cautions.lines([failed], brief=False) == []
+    assert warnings.lines([failed], brief=False) == []
 
 
 def test_warnings_stand_under_the_table_and_in_the_headline(tmp_path):

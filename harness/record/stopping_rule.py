@@ -13,7 +13,7 @@ BUDGET_NOTE = "fewer processes: its time was up (ROW_BUDGET_S)"
 WIDE_NOTE = "interval wider than the {until:g} % asked for: its time was up"
 
 
-class Rounds:
+class StoppingRule:
     """When a row of a run has enough processes, and when its time is up.
 
     Args:

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.frameworks import runtimes
-from harness.record import schema
+from harness.record import frameworks, schema
 from harness.report.cells import plain, value_at
 
 # Header constants that do not change what a row computes.
 NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES")
 # Title: key of a record's environment.
-FRAMEWORKS = {"TensorFlow": "tensorflow", "Keras": "keras", "PyTorch": "torch", "JAX": "jax"}
-ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *FRAMEWORKS.values(), "numpy", "python", "cpu", "cores", "os")
+SOFTWARE = {"TensorFlow": "tensorflow", "Keras": "keras"} | {f.title: name for name, f in frameworks.FRAMEWORKS.items()}
+ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *SOFTWARE.values(), "numpy", "python", "cpu", "cores", "os")
 
 
 def spread(
@@ -82,8 +81,8 @@ def variables_of(record: Mapping) -> str | None:
     variables = value_at(record, "environment.variables")
     if variables is None:
         return None
-    ran = [name for name in runtimes.FRAMEWORKS if value_at(record, f"environment.{name}")]
-    variables = runtimes.variables_of(ran or runtimes.FRAMEWORKS, variables)
+    ran = [name for name in frameworks.FRAMEWORKS if value_at(record, f"environment.{name}")]
+    variables = frameworks.variables_of(ran or frameworks.FRAMEWORKS, variables)
     return "; ".join(f"{name}={value}" for name, value in variables.items()) or "none set"
 
 
@@ -98,7 +97,7 @@ def machine_line(rows: Sequence[Mapping]) -> str:
     parts = [" / ".join(spread(rows, environment(device))) or "machine unknown"]
     if device == "cpu":
         parts += [f"{cores} cores" for cores in [" / ".join(spread(rows, environment("cores")))] if cores]
-    for label, key in {"driver": "driver", "cuDNN": "cudnn", **FRAMEWORKS}.items():
+    for label, key in {"driver": "driver", "cuDNN": "cudnn", **SOFTWARE}.items():
         if found := spread(rows, environment(key)):
             parts.append(f"{label} {' / '.join(found)}")
     return ", ".join(filter(None, [*parts, dates(rows)]))
@@ -114,7 +113,7 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     lines = line("GPU", ("", "gpu"), ("driver ", "driver")) or ["- GPU: none"]
     lines += line("CUDA", ("", "cuda"), ("cuDNN (as loaded) ", "cudnn"))
     lines += line("CPU", ("", "cpu"), ("cores: ", "cores"), ("", "os"))
-    software = [(f"{name} ", key) for name, key in {**FRAMEWORKS, "NumPy": "numpy", "Python": "python"}.items()]
+    software = [(f"{name} ", key) for name, key in {**SOFTWARE, "NumPy": "numpy", "Python": "python"}.items()]
     lines += line("Software", *software)
     precisions = sorted({record["precision"] for record in rows}, key=schema.PRECISIONS.index)
     lines.append(f"- Precision: {', '.join(precisions)}")

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from harness.errors import UserError
-from harness.record import intervals, rounds
-from harness.record.rounds import AT_LEAST, BUDGET_NOTE, Rounds
+from harness.record import intervals, stopping_rule
+from harness.record.stopping_rule import AT_LEAST, BUDGET_NOTE, StoppingRule
 from harness.run import options, suite
 
 MS = "ms = 10.0 + measurement.process"  # of the stub's rows: each process slower than the one before
@@ -31,29 +31,29 @@ def record_of(medians, notes=()):
 
 
 def test_row_has_enough_processes_when_every_mode_has_them():
-    three = Rounds(3, 30.0)
+    three = StoppingRule(3, 30.0)
     assert three.enough([record_of([1.0, 2.0, 3.0])] * 2)
     assert not three.enough([record_of([1.0, 2.0, 3.0]), record_of([1.0, 2.0])])
 
 
 def test_row_that_repeats_goes_on_until_the_interval_of_every_mode_is_narrow():
     narrow, wide = record_of([10.0, 10.01] * 3), record_of([10.0, 10.5] * 3)
-    until = Rounds(3, 30.0, 0.01)
+    until = StoppingRule(3, 30.0, 0.01)
     assert intervals.half_width(narrow["step_ms"]) < 0.01 < intervals.half_width(wide["step_ms"])
     assert until.enough([narrow, narrow]) and not until.enough([narrow, wide])
     few = record_of([10.0] * (AT_LEAST - 1))
     assert not until.enough([few]), "of few processes an interval is narrow by chance"
-    assert not Rounds(8, 30.0, 0.01).enough([narrow]), "PROCESSES are the least"
-    assert (until.limit_s, Rounds(3, 30.0).limit_s) == (300.0, 30.0)
+    assert not StoppingRule(8, 30.0, 0.01).enough([narrow]), "PROCESSES are the least"
+    assert (until.limit_s, StoppingRule(3, 30.0).limit_s) == (300.0, 30.0)
 
 
 def test_notes_of_an_earlier_end_go_when_the_row_goes_on():
-    until, plain = Rounds(1, 30.0, 0.005), Rounds(3, 30.0)
+    until, plain = StoppingRule(1, 30.0, 0.005), StoppingRule(3, 30.0)
     ended = plain.noted({"notes": ["a", until.note]}, True)
     assert ended["notes"] == ["a", BUDGET_NOTE] and plain.ended([{**record_of([1.0]), **ended}])
     assert not until.ended([{**record_of([1.0]), **ended}]), "another limit has ended it"
     assert until.noted(ended, False)["notes"] == ["a"]
-    assert "0.5 %" in until.note and rounds.is_time_up(until.note) and not rounds.is_time_up("a")
+    assert "0.5 %" in until.note and stopping_rule.is_time_up(until.note) and not stopping_rule.is_time_up("a")
 
 
 def test_rows_repeat_in_turn_until_each_is_narrow(steady):
@@ -82,7 +82,7 @@ def test_resumed_run_repeats_where_the_earlier_one_stopped(steady, monkeypatch):
     steady.starts()
     assert steady.main("--full", "--row-budget-s=0.0001", "--rows=first", "--resume") == 0
     assert steady.rows_started() == []
-    monkeypatch.setattr(rounds, "BUDGETS", 1e9)
+    monkeypatch.setattr(stopping_rule, "BUDGETS", 1e9)
     assert steady.main("--full", "--row-budget-s=0.0001", "--rows=first", "--resume", "--repeat-until=2%") == 0
     assert steady.rows_started() == [f"first {process}" for process in range(1, AT_LEAST)]
     assert steady.record("first")["notes"] == [] and len(steady.record("first")["blocks_ms"]) == AT_LEAST

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.data.located import ENVIRONMENT, locate
+from harness.data.location import ENVIRONMENT, locate
 from harness.errors import UserError
 
 

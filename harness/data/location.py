@@ -13,7 +13,7 @@ ENVIRONMENT = "LSTM_BENCH_DATA"
 EMBEDDED = "embedded"
 
 
-class Located(NamedTuple):
+class DataLocation(NamedTuple):
     """Where to look; its fields are the arguments of `mnist` and `ptb`, in order."""
 
     folder: Path | None  # None: look everywhere
@@ -21,15 +21,15 @@ class Located(NamedTuple):
     where: str  # who named the folder: "--data" or LSTM_BENCH_DATA
 
 
-def locate(option: str | None) -> Located:
+def locate(option: str | None) -> DataLocation:
     """What `--data` (None: not given) and the environment ask for. UserError when there is no such folder."""
     where = "--data" if option is not None else ENVIRONMENT
     value = option if option is not None else os.environ.get(ENVIRONMENT) or None
     if value is None:
-        return Located(None, "", where)
+        return DataLocation(None, "", where)
     if value == EMBEDDED:
-        return Located(None, f"asked for by {where}={EMBEDDED}", where)
+        return DataLocation(None, f"asked for by {where}={EMBEDDED}", where)
     folder = Path(value).expanduser()
     if not value or not os.path.isdir(folder):
         raise UserError(f"{where}={value}: no such folder; expected one that holds mnist/ and ptb/, or `{EMBEDDED}`")
-    return Located(folder, "", where)
+    return DataLocation(folder, "", where)
