@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 
 from harness.compare import verdicts
 from harness.errors import UserError
-from harness.record import frameworks
+from harness.record import frameworks, settings
 from harness.record.machine import PACKAGES
+from harness.record.settings import Changes
 from harness.report import provenance, warnings
 
 NAME = ("benchmark", "config", "row", "mode", "device", "precision")
 MACHINE = ("gpu", "cpu", "cores")
-# Settings of how long is measured, not of what: they are listed, and a row with others is the same row.
-HOW_LONG = ("WARMUP_BATCHES", "WARMUP_LIMIT_S", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S",
-            "ROW_LIMIT_S", "ROW_BUDGET_S", "REPEAT_UNTIL")  # fmt: skip
 NOT_DRIFT = ("machine", "data", "settings", "precision", "config", "device")  # rows that differ here drift on their own
 NOT_ALONE = "not alone"
 COPIED = "the very same measurement stands in both runs: one was copied from the other"
@@ -117,8 +115,8 @@ def differences(before: Mapping, after: Mapping, across: str | None) -> list[Dif
     facts |= {("data", "data"): provenance.data_of, ("data", "data (sha256)"): provenance.sums_of}
     facts["code", "code"] = provenance.code_of
     facts["software", "variables of the environment"] = provenance.variables_of
-    for name in dict.fromkeys([*before["config"], *after["config"]]):
-        if name not in (*provenance.NOT_SETTINGS, "PRECISION"):  # the precision is in the row's name
+    for name in settings.of({**before["config"], **after["config"]}):
+        if name != "PRECISION":  # which is in the row's name
             facts["settings", name] = partial(_setting, name)
     if across:
         facts[across, across] = lambda record: name_of(record)[across]
@@ -126,7 +124,10 @@ def differences(before: Mapping, after: Mapping, across: str | None) -> list[Dif
     for (kind, what), fact in facts.items():
         first, second = fact(before), fact(after)
         if first != second:
-            marks = kind != "code" and what not in HOW_LONG and None not in (first, second)
+            timing = (
+                kind == "settings" and settings.changed_by(what) == Changes.TIMING
+            )  # how long is measured, not what
+            marks = kind != "code" and not timing and None not in (first, second)
             found.append(Difference(kind, what, *("unknown" if v is None else str(v) for v in (first, second)), marks))
     return found
 

@@ -3,13 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.record import schema
+from harness.record import schema, settings
 from harness.record.stopping_rule import is_time_up
 from harness.report import plots, warnings
 from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
 from harness.report.curves import Curve
 from harness.report.provenance import (
-    NOT_SETTINGS,
     data_of,
     differences,
     is_embedded,
@@ -220,8 +219,8 @@ def foot(
     states = [throttling(record) for record in present]
     if any(reasons is not None for reasons in states) and not any(states):
         lines.append("Clocks were not throttled.")
-    shared = {name: value for name, value in present[0]["config"].items() if name not in NOT_SETTINGS}
-    shared = {name: value for name, value in shared.items() if not isinstance(value, list | dict | None)
+    shared = {name: value for name, value in settings.of(present[0]["config"]).items()
+              if not isinstance(value, list | dict | None)
               and all(record["config"].get(name) == value for record in present)}  # fmt: skip
     if shared:
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")

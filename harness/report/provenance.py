@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.record import frameworks, schema
+from harness.record import frameworks, schema, settings
 from harness.report.cells import plain, value_at
 
-# Header constants that do not change what a row computes.
-NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES")
 # Title: key of a record's environment.
 SOFTWARE = {"TensorFlow": "tensorflow", "Keras": "keras"} | {f.title: name for name, f in frameworks.FRAMEWORKS.items()}
 ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *SOFTWARE.values(), "numpy", "python", "cpu", "cores", "os")
@@ -135,8 +133,8 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
     facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
     different = [f"{key} {told(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
-    settings = dict.fromkeys(name for record in rows for name in record["config"] if name not in NOT_SETTINGS)
-    found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in settings}
+    names = dict.fromkeys(name for record in rows for name in settings.of(record["config"]))
+    found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in names}
     different = [f"{name} = {told(values)}" for name, values in found.items() if len(values) > 1]
     return lines + ([f"**Not one setting**: {'; '.join(different)}."] if different else [])
 

@@ -21,17 +21,11 @@ from typing import Any, NamedTuple
 from harness.data.location import locate
 from harness.errors import CrashError, UserError, require
 from harness.frameworks import runtimes
-from harness.record import machine, records, schema, software
+from harness.record import machine, records, schema, settings, software
+from harness.record.settings import Changes
 from harness.record.stopping_rule import StoppingRule
 from harness.run import child, options, processes, resume
 
-# Constants that change neither what is computed nor from which data: the reference stays the same.
-NOT_IN_REFERENCE = {
-    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS", "AXES"),
-    *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
-    "WARMUP_LIMIT_S",
-    *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),
-}
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 NO_REASON = "the process gave no reason"
@@ -307,8 +301,8 @@ class Parent:
         return self._data_found
 
     def _reference_path(self, data: Mapping) -> Path:
-        """One reference per config and data: `<out>/references/<benchmark>.<hash of both>.npz`."""
-        computed = {name: value for name, value in self.constants.items() if name not in NOT_IN_REFERENCE}
+        """One reference per data and constants that change it: `<out>/references/<benchmark>.<hash of both>.npz`."""
+        computed = settings.of(self.constants, Changes.REFERENCE)
         content = json.dumps([computed, data["sha256"], data["embedded"]], sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()

@@ -13,7 +13,7 @@ from typing import Any
 from harness.data.location import DataLocation, locate
 from harness.errors import CrashError, UserError
 from harness.frameworks import runtimes
-from harness.record import machine
+from harness.record import machine, settings
 from harness.run import processes
 
 # How TensorFlow, PyTorch, JAX, XLA and CUDA's libraries say that the device's memory is used up: as an error's type or text.
@@ -23,6 +23,13 @@ OUT_OF_MEMORY = re.compile(
 )
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MATMUL = {"gpu": (8192, 10), "cpu": (2048, 3)}  # size and repeats of the plain product that shares are taken of
+
+
+class ReferenceConstants(SimpleNamespace):
+    """The constants that change the reference, which its file is named after; reading another one is an error."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AttributeError(f"the reference reads {name}, which does not change it (harness/record/settings.py)")
 
 
 def run(benchmark: Any, job_path: str) -> int:
@@ -39,6 +46,8 @@ def run(benchmark: Any, job_path: str) -> int:
 def _result(benchmark: Any, job: Mapping[str, Any]) -> dict:
     """What the job comes to, or why it has failed."""
     constants = SimpleNamespace(**job["constants"], FLAGS=set(job["flags"]), DEVICE=job["device"])
+    if job["task"] == "reference":
+        constants = ReferenceConstants(**settings.of(job["constants"], settings.Changes.REFERENCE))
     try:
         return _do(benchmark, job, constants)
     except UserError as error:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.record import frameworks, machine, records
+from harness.record import frameworks, machine, records, settings
 from harness.record.schema import RecordError
-from harness.report.provenance import NOT_SETTINGS
 
 
 class Today(NamedTuple):
@@ -49,7 +48,7 @@ def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
 def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     """Whether its blocks may stand beside today's in one row: the same settings, data, code, packages and machine."""
     now = json.loads(json.dumps(today.constants))
-    if any(record["config"].get(name) != now[name] for name in now if name not in NOT_SETTINGS):
+    if any(record["config"].get(name) != now[name] for name in settings.of(now)):
         return False
     environment = {**record["environment"]}
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
