@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from models.wavefront import nvrtc
-from models.wavefront.nvrtc import Chip
-from models.wavefront.tiling import NUMBERS
+from . import nvrtc
+from .nvrtc import Chip
+from .tiling import NUMBERS
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16
