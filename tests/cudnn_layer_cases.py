@@ -23,6 +23,7 @@ INPUTS = random(BATCH, TIME, FEATURES, seed=1)
 def weights(spec: layouts.StackSpec, seed: int = 0) -> dict[str, np.ndarray]:
     """Canonical, biases too; those of float32 and float64 are the same numbers."""
     rng = np.random.default_rng(seed)
+    spec = layouts.StackSpec(spec.mode, spec.num_layers, spec.units, spec.input_size, spec.bidirectional)
     shapes = layouts.canonical_shapes(spec)
     return {name: rng.uniform(-0.5, 0.5, shape).astype("float32").astype("float64") for name, shape in shapes.items()}
 

@@ -5,12 +5,18 @@ running graph knows is checked there, before anything is computed from it (tf.er
 no size, and would read past the end of a params vector that is too short.
 """
 
-import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from models.wavefront.checks import FLOATS, boolean, choice, dtype, integer, probability, tensor
+
+__all__ = [
+    "FLOATS", "Lengths", "boolean", "choice", "dtype", "integer", "not_empty", "probability", "same_batch",
+    "sequence_lengths", "tensor",
+]  # fmt: skip
 
 
 class Lengths(NamedTuple):
@@ -23,76 +29,7 @@ class Lengths(NamedTuple):
     on_device: tf.Tensor  # int64 [batch]
 
 
-FLOATS = (tf.float16, tf.float32, tf.float64)
 INTEGERS = (tf.int32, tf.int64)
-
-
-def choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """`value` is one of `allowed`."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: {value!r} given, expected one of {', '.join(map(repr, allowed))}")
-
-
-def integer(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
-        raise ValueError(f"{name}: {value!r} given, expected an integer from {low} to {high}")
-    return int(value)
-
-
-def probability(name: str, value: Any) -> float:
-    """`value` as a float from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
-        raise ValueError(f"{name}: {value!r} given, expected a number from 0 to 1")
-    return float(value)
-
-
-def boolean(name: str, value: Any) -> bool:
-    """`value` as a bool; a tensor is none, since it would have to choose the op."""
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}: {value!r} given, expected True or False")
-    return bool(value)
-
-
-def dtype(name: str, value: Any, allowed: Sequence[tf.DType] = FLOATS) -> tf.DType:
-    """`value` (a tf.DType, its name or NumPy's) as one of the tf.DTypes `allowed`."""
-    try:
-        given = tf.as_dtype(value)
-    except TypeError:
-        given = None
-    if given not in allowed:
-        expected = " or ".join(d.name for d in allowed)
-        raise ValueError(f"{name}: {given.name if given else repr(value)} given, expected {expected}")
-    return given
-
-
-def tensor(
-    name: str,
-    value: Any,
-    axes: Sequence[int | str],
-    default: tf.DType,
-    allowed: Sequence[tf.DType] = FLOATS,
-    note: str = "",
-) -> tf.Tensor:
-    """`value` as a tensor of these axes: sizes, and names where any size will do.
-
-    Lists of Python numbers become `default`; what has a dtype keeps it, which must be one of `allowed`.
-    """
-    expected = f"[{', '.join(map(str, axes))}]{note and f' ({note})'}"
-    given = getattr(value, "dtype", None)
-    wanted = default if given is None else dtype(name, given, allowed)
-    try:
-        converted = tf.convert_to_tensor(value, wanted)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: a {type(value).__name__} given, expected a {wanted.name} tensor {expected}"
-        ) from error
-    shape = [axis if isinstance(axis, int) else None for axis in axes]
-    if not converted.shape.is_compatible_with(shape):
-        raise ValueError(f"{name}: {list(converted.shape)} given, expected {expected}")
-    if converted.shape.is_fully_defined():
-        return converted
-    return tf.ensure_shape(converted, shape, name=name if name.isidentifier() else None)
 
 
 def same_batch(tensors: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

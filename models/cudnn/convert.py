@@ -1,9 +1,11 @@
-"""The layers of cudnn_layers.py from and to keras.layers and torch.nn, with the same weights.
+"""The layers of this folder from and to keras.layers, torch.nn and WavefrontLSTM, with the same weights.
 
     layer = from_keras_layers(model.layers[1:4])     # a list of keras.layers.LSTM becomes one CudnnLSTMLayer
     keras_layers = to_keras_layers(layer)            # and back
     module = to_torch(layer)                         # torch.nn.LSTM
     cells = to_cells(layer)                          # to run it step by step
+    wavefront = to_wavefront(layer)                  # WavefrontLSTM
+    layer = from_wavefront(wavefront)
 
 Each function makes new objects. What has no counterpart is a ValueError that says so. torch is imported only where it is used.
 """
@@ -13,11 +15,16 @@ from collections.abc import Sequence
 import keras
 
 from models.cudnn.cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
-from models.cudnn.keras_config import from_keras_config
 from models.cudnn.layers import CudnnGRULayer, CudnnLayer, CudnnLSTMLayer, CudnnRNNReluLayer, CudnnRNNTanhLayer
+from models.wavefront.convert import read_keras_layers, read_torch, to_keras_layers, with_weights
+from models.wavefront.layer import WavefrontLSTM
+from models.wavefront.spec import StackSpec as LSTMSpec
 from models.wavefront.stack_layer import StackLayer
 from models.weights import layouts
-from models.weights.stack_spec import KERAS_LAYERS
+
+__all__ = [
+    "LAYERS", "from_keras_layers", "from_torch", "from_wavefront", "to_cells", "to_keras_layers", "to_torch", "to_wavefront",
+]  # fmt: skip
 
 LAYERS = {
     "lstm": CudnnLSTMLayer,
@@ -25,7 +32,6 @@ LAYERS = {
     "rnn_tanh": CudnnRNNTanhLayer,
     "rnn_relu": CudnnRNNReluLayer,
 }
-TORCH_DTYPES = ("float16", "float32", "float64")
 
 
 def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLayer:
@@ -42,48 +48,12 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLa
     Raises:
         ValueError: layers that are not built, have different dtype policies, or are no such stack (keras_config.py).
     """
-    return _layer(*read_keras_layers(layers), kwargs)
-
-
-def read_keras_layers(layers: Sequence[keras.layers.Layer]) -> tuple[layouts.StackSpec, layouts.Weights, dict]:
-    """(spec, canonical weights, arguments of a layer that go with them) of a list of Keras' layers; as from_keras_layers."""
-    fields = from_keras_config([keras.layers.serialize(layer) for layer in layers])
-    policy = layers[0].dtype_policy.name
+    fields, arrays, own = read_keras_layers(layers)
     weights = {}
-    for k, layer in enumerate(layers):
-        if not layer.built:
-            raise ValueError(f"layer {k}: {layer.name} is not built, expected layers that have weights")
-        if layer.dtype_policy.name != policy:
-            raise ValueError(f"layer {k}: policy {layer.dtype_policy.name} given, expected {policy} as in layer 0")
-        weights |= layouts.from_keras(layer.get_weights(), k, fields["bidirectional"], mode=fields["mode"])
-    input_size = weights[f"{fields['mode']}_0/forward/kernel"].shape[0]
-    spec = layouts.StackSpec(input_size=input_size, **fields)
-    return spec, weights, {"return_sequences": layers[-1].return_sequences, "dtype": policy}
-
-
-def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
-    """A built keras.layers.LSTM, GRU or SimpleRNN (or Bidirectional of one) for each layer of the stack, the lowest first.
-
-    The last one has the stack's return_sequences. They are batch-major and stateless, return no states, and there is no dropout
-    between them: to train on with the stack's, put keras.layers.Dropout there.
-
-    Raises:
-        ValueError: the layer is not built.
-    """
-    weights, spec = layer.get_canonical(), layer.spec
-    policy = layer.dtype_policy
-    options = {"activation": spec.mode.removeprefix("rnn_")} if spec.mode.startswith("rnn") else {}
-    keras_layers = []
-    for k in range(spec.num_layers):
-        return_sequences = layer.return_sequences or k < spec.num_layers - 1
-        new = getattr(keras.layers, KERAS_LAYERS[spec.mode])(
-            spec.units, return_sequences=return_sequences, dtype=policy, **options
-        )
-        new = keras.layers.Bidirectional(new, dtype=policy) if spec.bidirectional else new
-        new.build((None, None, spec.layer_input_size(k)))
-        new.set_weights(layouts.to_keras(weights, k, spec.bidirectional, mode=spec.mode))
-        keras_layers.append(new)
-    return keras_layers
+    for k, of_layer in enumerate(arrays):
+        weights |= layouts.from_keras(of_layer, k, fields["bidirectional"], mode=fields["mode"])
+    spec = layouts.StackSpec(input_size=arrays[0][0].shape[0], **fields)
+    return _layer(spec, weights, own, kwargs)
 
 
 def to_cells(layer: StackLayer) -> list[keras.layers.Layer]:
@@ -122,28 +92,9 @@ def from_torch(module, **kwargs) -> CudnnLayer:
     Raises:
         ValueError: another module, one without biases or with a projection, or of another type than float16, float32, float64.
     """
-    return _layer(*read_torch(module), kwargs)
-
-
-def read_torch(module) -> tuple[layouts.StackSpec, layouts.Weights, dict]:
-    """(spec, canonical weights, arguments of a layer that go with them) of a torch.nn.LSTM, GRU or RNN; as from_torch."""
-    import torch
-
-    modes = {torch.nn.LSTM: "lstm", torch.nn.GRU: "gru", torch.nn.RNN: f"rnn_{getattr(module, 'nonlinearity', '')}"}
-    mode = next((mode for kind, mode in modes.items() if isinstance(module, kind)), None)
-    if mode is None:
-        raise ValueError(f"module: a {type(module).__name__} given, expected torch.nn.LSTM, GRU or RNN")
-    for name, allowed in (("bias", True), ("proj_size", 0)):
-        if getattr(module, name) != allowed:
-            raise ValueError(f"module: {name}={getattr(module, name)} has no counterpart, expected {allowed}")
-    dtype = str(module.weight_hh_l0.dtype).removeprefix("torch.")
-    if dtype not in TORCH_DTYPES:
-        raise ValueError(f"module: {dtype} given, expected {' or '.join(TORCH_DTYPES)}")
-    spec = layouts.StackSpec(mode, module.num_layers, module.hidden_size, module.input_size, module.bidirectional)
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
-    own = {"dropout": module.dropout, "time_major": not module.batch_first, "dtype": dtype}
-    own |= {"return_sequences": True, "return_state": True}
-    return spec, layouts.from_torch(arrays, spec), own
+    fields, arrays, own = read_torch(module)
+    spec = layouts.StackSpec(**fields)
+    return _layer(spec, layouts.from_torch(arrays, spec), own, kwargs)
 
 
 def to_torch(layer: StackLayer):
@@ -172,23 +123,40 @@ def to_torch(layer: StackLayer):
     return module
 
 
-def _layer(spec: layouts.StackSpec, weights: layouts.Weights, own: dict, kwargs: dict) -> CudnnLayer:
-    return with_weights(LAYERS[spec.mode], spec, weights, {**own, **kwargs})
+def to_wavefront(layer: CudnnLSTMLayer, **kwargs) -> WavefrontLSTM:
+    """The WavefrontLSTM with the weights of a CudnnLSTMLayer.
 
-
-def with_weights(kind: type, spec: layouts.StackSpec, weights: layouts.Weights, arguments: dict) -> StackLayer:
-    """A built layer of the class `kind` for the stack `spec`, with these canonical weights.
+    Args:
+        layer: its direction, dropout, return_sequences, return_state, time_major and dtype policy are taken over.
+        kwargs: arguments of the new layer, before those.
 
     Raises:
-        ValueError: stateful, since such a layer is built for one batch size, which no conversion knows.
+        ValueError: another layer, or one that is not built.
     """
-    if arguments.get("stateful"):
-        raise ValueError(
-            "stateful: True given, expected False; build a stateful layer for its batch size, and "
-            "layer.set_canonical(converted.get_canonical())"
-        )
-    direction = "bidirectional" if spec.bidirectional else "unidirectional"
-    layer = kind(spec.units, spec.num_layers, direction=direction, **arguments)
-    layer.build((None, None, spec.input_size))
-    layer.set_canonical(weights)
-    return layer
+    if not isinstance(layer, CudnnLSTMLayer):
+        raise ValueError(f"layer: a {type(layer).__name__} given, expected CudnnLSTMLayer")
+    weights, spec = layer.get_canonical(), layer.spec
+    spec = LSTMSpec(spec.num_layers, spec.units, spec.input_size, spec.bidirectional)
+    return with_weights(WavefrontLSTM, spec, weights, {**_shared(layer), **kwargs})
+
+
+def from_wavefront(layer: WavefrontLSTM, **kwargs) -> CudnnLSTMLayer:
+    """The CudnnLSTMLayer with the same weights and arguments; kwargs: arguments of it, before those.
+
+    Raises:
+        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16.
+    """
+    if layer.layer_normalization:
+        raise ValueError(f"{layer.name}: layer_normalization=True given, cuDNN has no counterpart, expected False")
+    weights = layer.get_canonical()
+    return with_weights(CudnnLSTMLayer, layer.spec, weights, {**_shared(layer), **kwargs})
+
+
+def _shared(layer: WavefrontLSTM | CudnnLSTMLayer) -> dict:
+    """The arguments that the two layers share, beyond what `spec` says."""
+    names = ("dropout", "return_sequences", "return_state", "time_major")
+    return {**{name: getattr(layer, name) for name in names}, "dtype": layer.dtype_policy.name}
+
+
+def _layer(spec: layouts.StackSpec, weights: layouts.Weights, own: dict, kwargs: dict) -> CudnnLayer:
+    return with_weights(LAYERS[spec.mode], spec, weights, {**own, **kwargs})

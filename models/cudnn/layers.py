@@ -116,6 +116,9 @@ class CudnnLayer(StackLayer):
         self._check_built()
         self.params.assign(layouts.to_cudnn_flat(weights, self.spec))
 
+    def _make_spec(self, input_size: int) -> layouts.StackSpec:
+        return layouts.StackSpec(self.mode, self.num_layers, self.units, input_size, self.direction == "bidirectional")
+
     def _create_weights(self) -> None:
         self.params = self.add_weight(
             shape=(layouts.cudnn_size(self.spec),), initializer=self._initial_params, name="params"

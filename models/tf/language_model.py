@@ -18,7 +18,8 @@ from models.reference.expected import SHOWN, upstream
 from models.tf.graph_difference import graph_difference
 from models.tf.stack import Stack
 from models.wavefront import softmax
-from models.wavefront.softmax_loss import padded, padded_size, softmax_losses
+from models.wavefront.softmax_head import SoftmaxHead
+from models.wavefront.softmax_loss import add_bias
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
@@ -47,8 +48,8 @@ class LanguageModel:
         eager: run op by op instead of as one tf.function.
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
-        jit_compile: compile each step as a whole with XLA, with the softmax of models/wavefront/softmax_loss.py.
-        fused_loss: with jit_compile on a GPU: in training, the softmax of models/wavefront/softmax.py where it pays.
+        jit_compile: compile each step as a whole with XLA, with models.wavefront.SoftmaxHead as its dense layer and softmax.
+        fused_loss: with jit_compile on a GPU: that SoftmaxHead has fused=True.
     """
 
     def __init__(
@@ -73,8 +74,16 @@ class LanguageModel:
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
         dtype = "float64" if stack.dtype == "float64" else "float32"
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
-        self.kernel = keras.Variable(weights["dense_0/kernel"], dtype=dtype)
-        self.bias = keras.Variable(weights["dense_0/bias"], dtype=dtype)
+        self.head = None
+        if jit_compile or fused_loss:
+            policy = "mixed_float16" if stack.dtype == "float16" else stack.dtype
+            self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=policy)
+            self.head.build((None, stack.units))
+            self.head.set_weights([weights["dense_0/kernel"], weights["dense_0/bias"]])
+            self.kernel, self.bias = self.head.kernel, self.head.bias
+        else:
+            self.kernel = keras.Variable(weights["dense_0/kernel"], dtype=dtype)
+            self.bias = keras.Variable(weights["dense_0/bias"], dtype=dtype)
         self.variables = [self.embedding, *stack.variables, self.kernel, self.bias]
         self.loss_scale = loss_scale if stack.dtype == "float16" else 1.0
         self.dropout_rate = tf.Variable(1.0 - keep_prob, dtype=tf.float32, trainable=False) if keep_prob < 1 else None
@@ -241,10 +250,8 @@ class LanguageModel:
     @property
     def softmax_kernel(self) -> str:
         """Name of the GPU kernel that is the softmax of a training step; "" where XLA or TensorFlow makes its own."""
-        if not self.fused_loss:
-            return ""
-        rows, columns = self.batches[0][0].shape.num_elements(), padded_size(self.bias.shape[0])
-        return softmax.KERNEL if softmax.pays(rows, columns, tf.as_dtype(self.stack.dtype)) else ""
+        rows = self.batches[0][0].shape.num_elements()
+        return softmax.KERNEL if self.head is not None and self.head.runs_kernel(rows) else ""
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
@@ -281,30 +288,25 @@ class LanguageModel:
         Under jit_compile the vocabulary is padded.
         """
         if self.jit_compile:
-            kernel, bias = padded(kernel, bias)
+            logits = self.head.padded_logits(hidden)
+            return logits, self._loss(logits, targets)
         flat = tf.reshape(hidden, [-1, self.stack.units])
-        logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
-        logits = (_add_bias_in_float16 if flat.dtype == tf.float16 else tf.nn.bias_add)(logits, bias)
+        logits = add_bias(tf.matmul(flat, tf.cast(kernel, flat.dtype)), bias)
         logits = tf.reshape(logits, [*targets.shape, -1])
         return logits, self._loss(logits, targets)
 
     def _training_loss(self, hidden, targets):
         """The loss times `loss_scale`, whose gradients are taken, and the loss; `hidden` as of `_head`."""
         if self.softmax_kernel:
-            kernel, bias = padded(self.kernel.value, self.bias.value)
-            flat = tf.reshape(hidden, [-1, self.stack.units])
-            logits = tf.matmul(flat, tf.cast(kernel, flat.dtype))
             terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
-            scaled_loss, losses = softmax.scaled_loss(
-                logits, bias, tf.reshape(targets, [-1]), self.bias.shape[0], self.loss_scale / terms
-            )
-            return scaled_loss, self._reduced(tf.reshape(losses, targets.shape))
+            scaled_loss, losses = self.head.scaled_loss(hidden, targets, self.loss_scale / terms)
+            return scaled_loss, self._reduced(losses)
         _, loss = self._head(hidden, targets, self.kernel.value, self.bias.value)
         return loss * self.loss_scale, loss
 
     def _loss(self, logits, targets):
         if self.jit_compile:
-            losses = softmax_losses(logits, targets, self.bias.shape[0])  # [batch, time]
+            losses = self.head.losses(logits, targets)  # [batch, time]
         else:
             logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
@@ -378,20 +380,6 @@ class _Traced:
 
     def experimental_get_tracing_count(self) -> int:
         return self._function.experimental_get_tracing_count()
-
-
-@tf.custom_gradient
-def _add_bias_in_float16(logits, bias):
-    """logits [n, vocabulary] float16 + bias [vocabulary] float32, as float16; the bias gradient is summed in float32.
-
-    TensorFlow's own two ways fail here: the gradient of "+" sums float16 in float16 (over 10,000 tokens a third of it was
-    lost), and that of bias_add runs a naive kernel at float16, which took most of a training step on an H200.
-    """
-
-    def gradient(upstream):
-        return upstream, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
-
-    return logits + tf.cast(bias, tf.float16), gradient
 
 
 class _Rate:

@@ -1,16 +1,26 @@
-"""The wavefront as the stack of a language model: time-major, all layers' states in one pair (h, c)."""
+"""WavefrontLSTM as the stack of a language model: time-major, all layers' states in one pair (h, c)."""
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from models.tf.stack import Stack
-from models.wavefront.persistent import persistent_stack
-from models.wavefront.stack import LayerWeights, lstm_stack
+from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
 
 
+class ModelsDropout(WavefrontLSTM):
+    """WavefrontLSTM with the model's dropout between its layers: the rate is a variable, so that a proof can set it to 0."""
+
+    given: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    def _between(self, training):
+        return self.given
+
+
 class WavefrontStack(Stack):
-    """lstm_stack of wavefront_stacking.py on the variables of a Stack: kernel, recurrent kernel and bias per layer, as in Keras.
+    """The layer, with its weights as the variables of a Stack: kernel, recurrent kernel and bias per layer, as in Keras.
 
     States are one pair (h, c), each [layers, batch, units]; c is float32 where the stack is float16.
     """
@@ -18,7 +28,23 @@ class WavefrontStack(Stack):
     time_major = True
     to_layout = staticmethod(layouts.to_keras)
     from_layout = staticmethod(layouts.from_keras)
-    run = staticmethod(lstm_stack)
+    implementation = "xla"
+
+    def __init__(self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32") -> None:
+        self.num_layers, self.dtype = num_layers, dtype
+        self.units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
+        self.layer = ModelsDropout(
+            self.units,
+            num_layers,
+            implementation=self.implementation,
+            time_major=True,
+            return_sequences=True,
+            return_state=True,
+            dtype="mixed_float16" if dtype == "float16" else dtype,
+        )
+        self.layer.build((None, None, weights["lstm_0/forward/kernel"].shape[0]))
+        self.layer.set_weights(self.from_canonical(weights))
+        self.variables = self.layer.trainable_variables
 
     def stage_states(self, states) -> tuple[tf.Tensor, tf.Tensor]:
         pairs = [layer[0] for layer in states]
@@ -27,13 +53,12 @@ class WavefrontStack(Stack):
         return tf.identity(tf.constant(h, self.dtype)), tf.identity(tf.constant(c, wide))
 
     def __call__(self, inputs, states, dropout, training):
-        arrays = [self._cast(variable) for variable in self.variables]
-        layers = [LayerWeights(*arrays[3 * k : 3 * k + 3]) for k in range(self.num_layers)]
-        outputs, h, c = self.run(inputs, layers, *states, dropout=dropout)
+        self.layer.given = dropout
+        outputs, h, c = self.layer(inputs, initial_state=list(states), training=training)
         return outputs, (h, c)
 
 
 class PersistentWavefrontStack(WavefrontStack):
-    """The same on the persistent CUDA kernels of wavefront_persistent.py."""
+    """The same with the persistent CUDA kernels."""
 
-    run = staticmethod(persistent_stack)
+    implementation = "persistent"

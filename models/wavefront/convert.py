@@ -1,21 +1,23 @@
-"""WavefrontLSTM from and to keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM, with the same weights.
+"""WavefrontLSTM from and to keras.layers.LSTM and torch.nn.LSTM, with the same weights.
 
     layer = from_keras_layers(model.layers[1:4])     # a list of keras.layers.LSTM becomes one WavefrontLSTM
     keras_layers = to_keras_layers(layer)            # and back
-    layer = from_cudnn(cudnn_lstm_layer)
     module = to_torch(layer)                         # torch.nn.LSTM
 
 Each function makes new objects. What has no counterpart is a ValueError that says so. torch is imported only where it is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
+import numpy as np
 
-from models.cudnn import convert
-from models.cudnn.layers import CudnnLSTMLayer
-from models.wavefront.layer import WavefrontLSTM
-from models.weights import layouts
+from .keras_config import KERAS_LAYERS, from_keras_config
+from .layer import WavefrontLSTM
+from .spec import StackSpec, Weights
+from .stack_layer import StackLayer
+
+TORCH_DTYPES = ("float16", "float32", "float64")
 
 
 def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> WavefrontLSTM:
@@ -28,45 +30,41 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
     Raises:
         ValueError: layers that are not built, have different dtype policies, or are no such stack (keras_config.py).
     """
-    return _layer(*convert.read_keras_layers(layers), kwargs)
+    fields, arrays, own = read_keras_layers(layers)
+    _check_lstm(fields.pop("mode"))
+    spec = StackSpec(input_size=arrays[0][0].shape[0], **fields)
+    flat = [array for of_layer in arrays for array in of_layer]
+    return with_weights(WavefrontLSTM, spec, dict(zip(spec.shapes(), flat, strict=True)), {**own, **kwargs})
 
 
-def to_keras_layers(layer: WavefrontLSTM) -> list[keras.layers.Layer]:
-    """A built keras.layers.LSTM (or Bidirectional of it) for each layer of the stack, as cudnn_convert.to_keras_layers.
+def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
+    """A built keras.layers.LSTM (or Bidirectional of it) for each layer of the stack, the lowest first.
+
+    The last one has the stack's return_sequences. They are batch-major and stateless, return no states, and there is no dropout
+    between them: to train on with the stack's, put keras.layers.Dropout there.
+
+    Args:
+        layer: a WavefrontLSTM, or another StackLayer: then they are of its kind.
 
     Raises:
         ValueError: the layer is not built, or layer-normalised.
     """
     _check_plain(layer, "keras.layers.LSTM")
-    return convert.to_keras_layers(layer)
-
-
-def from_cudnn(layer: CudnnLSTMLayer, **kwargs) -> WavefrontLSTM:
-    """The layer with the weights of a CudnnLSTMLayer.
-
-    Args:
-        layer: its direction, dropout, return_sequences, return_state and dtype policy are taken over. The new layer is
-            batch-major in any case.
-        kwargs: arguments of the new layer, before those.
-
-    Raises:
-        ValueError: another layer, or one that is not built.
-    """
-    if not isinstance(layer, CudnnLSTMLayer):
-        raise ValueError(f"layer: a {type(layer).__name__} given, expected CudnnLSTMLayer")
-    weights = layer.get_canonical()
-    return _layer(layer.spec, weights, _shared(layer), kwargs)
-
-
-def to_cudnn(layer: WavefrontLSTM, **kwargs) -> CudnnLSTMLayer:
-    """The CudnnLSTMLayer with the same weights and arguments; kwargs: arguments of it, before those.
-
-    Raises:
-        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16.
-    """
-    _check_plain(layer, "cuDNN")
-    weights = layer.get_canonical()
-    return convert.with_weights(CudnnLSTMLayer, layer.spec, weights, {**_shared(layer), **kwargs})
+    arrays, spec = list(layer.get_canonical().values()), layer.spec
+    per_layer = len(arrays) // spec.num_layers
+    policy = layer.dtype_policy
+    options = {"activation": spec.mode.removeprefix("rnn_")} if spec.mode.startswith("rnn") else {}
+    keras_layers = []
+    for k in range(spec.num_layers):
+        return_sequences = layer.return_sequences or k < spec.num_layers - 1
+        new = getattr(keras.layers, KERAS_LAYERS[spec.mode])(
+            spec.units, return_sequences=return_sequences, dtype=policy, **options
+        )
+        new = keras.layers.Bidirectional(new, dtype=policy) if spec.bidirectional else new
+        new.build((None, None, spec.layer_input_size(k)))
+        new.set_weights(arrays[k * per_layer : (k + 1) * per_layer])
+        keras_layers.append(new)
+    return keras_layers
 
 
 def from_torch(module, **kwargs) -> WavefrontLSTM:
@@ -80,33 +78,130 @@ def from_torch(module, **kwargs) -> WavefrontLSTM:
     Raises:
         ValueError: another module, one without biases or with a projection, or of another type than float16, float32, float64.
     """
-    spec, weights, own = convert.read_torch(module)
+    fields, arrays, own = read_torch(module)
+    _check_lstm(fields.pop("mode"))
+    spec, weights = StackSpec(**fields), {}
+    shapes = list(spec.shapes())
+    for name, suffix in zip(shapes[::3], _torch_suffixes(spec), strict=True):
+        place = name.removesuffix("kernel")
+        weights[f"{place}kernel"] = arrays[f"weight_ih_{suffix}"].T
+        weights[f"{place}recurrent_kernel"] = arrays[f"weight_hh_{suffix}"].T
+        weights[f"{place}bias"] = arrays[f"bias_ih_{suffix}"] + arrays[f"bias_hh_{suffix}"]
     del own["time_major"]
-    return _layer(spec, weights, own, kwargs)
+    return with_weights(WavefrontLSTM, spec, weights, {**own, **kwargs})
 
 
 def to_torch(layer: WavefrontLSTM):
-    """A torch.nn.LSTM (batch_first) with the layer's weights, as cudnn_convert.to_torch.
+    """A torch.nn.LSTM with the layer's weights, on the CPU. It returns all steps and the final states, as torch does.
 
     Raises:
         ValueError: the layer is not built, or layer-normalised.
     """
+    import torch
+
     _check_plain(layer, "torch.nn.LSTM")
-    return convert.to_torch(layer)
+    weights, spec = layer.get_canonical(), layer.spec
+    state = {}
+    for name, suffix in zip(list(weights)[::3], _torch_suffixes(spec), strict=True):
+        place = name.removesuffix("kernel")
+        bias = weights[f"{place}bias"]
+        state[f"weight_ih_{suffix}"] = weights[f"{place}kernel"].T
+        state[f"weight_hh_{suffix}"] = weights[f"{place}recurrent_kernel"].T
+        state[f"bias_ih_{suffix}"], state[f"bias_hh_{suffix}"] = bias, np.zeros_like(bias)
+    module = torch.nn.LSTM(
+        spec.input_size,
+        spec.units,
+        spec.num_layers,
+        batch_first=not layer.time_major,
+        dropout=layer.dropout,
+        bidirectional=spec.bidirectional,
+        dtype=getattr(torch, layer.variable_dtype),
+    )
+    module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()})
+    return module
 
 
-def _layer(spec: layouts.StackSpec, weights: layouts.Weights, own: dict, kwargs: dict) -> WavefrontLSTM:
-    if spec.mode != "lstm":
-        raise ValueError(f"a stack of mode {spec.mode} given, expected lstm; use models/cudnn/convert.py")
-    return convert.with_weights(WavefrontLSTM, spec, weights, {**own, **kwargs})
+# --- for other layers of this kind ------------------------------------------------------------------------------------------
 
 
-def _shared(layer: WavefrontLSTM | CudnnLSTMLayer) -> dict:
-    """The arguments that the two layers share, beyond what `spec` says."""
-    names = ("dropout", "return_sequences", "return_state")
-    return {**{name: getattr(layer, name) for name in names}, "dtype": layer.dtype_policy.name}
+def read_keras_layers(layers: Sequence[keras.layers.Layer]) -> tuple[dict, list[list[np.ndarray]], dict]:
+    """What a list of Keras' layers amounts to; raises as from_keras_layers.
+
+    Returns:
+        (the stack's fields of keras_config.from_keras_config, `get_weights()` of each layer, arguments of a layer that go with
+        them).
+    """
+    fields = from_keras_config([keras.layers.serialize(layer) for layer in layers])
+    policy = layers[0].dtype_policy.name
+    for k, layer in enumerate(layers):
+        if not layer.built:
+            raise ValueError(f"layer {k}: {layer.name} is not built, expected layers that have weights")
+        if layer.dtype_policy.name != policy:
+            raise ValueError(f"layer {k}: policy {layer.dtype_policy.name} given, expected {policy} as in layer 0")
+    own = {"return_sequences": layers[-1].return_sequences, "dtype": policy}
+    return fields, [layer.get_weights() for layer in layers], own
 
 
-def _check_plain(layer: WavefrontLSTM, other: str) -> None:
-    if layer.layer_normalization:
+def read_torch(module) -> tuple[dict, Weights, dict]:
+    """What a torch.nn.LSTM, GRU or RNN amounts to; raises as from_torch.
+
+    Returns:
+        (mode, num_layers, units, input_size and bidirectional by name, the arrays of its state_dict, arguments of a layer that go
+        with them).
+    """
+    import torch
+
+    modes = {torch.nn.LSTM: "lstm", torch.nn.GRU: "gru", torch.nn.RNN: f"rnn_{getattr(module, 'nonlinearity', '')}"}
+    mode = next((mode for kind, mode in modes.items() if isinstance(module, kind)), None)
+    if mode is None:
+        raise ValueError(f"module: a {type(module).__name__} given, expected torch.nn.LSTM, GRU or RNN")
+    for name, allowed in (("bias", True), ("proj_size", 0)):
+        if getattr(module, name) != allowed:
+            raise ValueError(f"module: {name}={getattr(module, name)} has no counterpart, expected {allowed}")
+    dtype = str(module.weight_hh_l0.dtype).removeprefix("torch.")
+    if dtype not in TORCH_DTYPES:
+        raise ValueError(f"module: {dtype} given, expected {' or '.join(TORCH_DTYPES)}")
+    fields = {
+        "mode": mode,
+        "num_layers": module.num_layers,
+        "units": module.hidden_size,
+        "input_size": module.input_size,
+        "bidirectional": module.bidirectional,
+    }
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    own = {"dropout": module.dropout, "time_major": not module.batch_first, "dtype": dtype}
+    return fields, arrays, own | {"return_sequences": True, "return_state": True}
+
+
+def with_weights(kind: type, spec, weights: Mapping[str, np.ndarray], arguments: dict) -> StackLayer:
+    """A built layer of the class `kind` for the stack `spec`, with these canonical weights.
+
+    Raises:
+        ValueError: stateful, since such a layer is built for one batch size, which no conversion knows.
+    """
+    if arguments.get("stateful"):
+        raise ValueError(
+            "stateful: True given, expected False; build a stateful layer for its batch size, and "
+            "layer.set_canonical(converted.get_canonical())"
+        )
+    direction = "bidirectional" if spec.bidirectional else "unidirectional"
+    layer = kind(spec.units, spec.num_layers, direction=direction, **arguments)
+    layer.build((None, None, spec.input_size))
+    layer.set_canonical(weights)
+    return layer
+
+
+def _torch_suffixes(spec: StackSpec) -> list[str]:
+    """Of the arrays of each pseudo-layer in the state_dict of torch.nn.LSTM. Its gates have Keras' order, by other names."""
+    endings = ("", "_reverse") if spec.bidirectional else ("",)
+    return [f"l{layer}{ending}" for layer in range(spec.num_layers) for ending in endings]
+
+
+def _check_lstm(mode: str) -> None:
+    if mode != "lstm":
+        raise ValueError(f"a stack of mode {mode} given, expected lstm: WavefrontLSTM has no GRU or SimpleRNN")
+
+
+def _check_plain(layer: StackLayer, other: str) -> None:
+    if getattr(layer, "layer_normalization", False):
         raise ValueError(f"{layer.name}: layer_normalization=True given, {other} has no counterpart, expected False")

@@ -36,26 +36,23 @@ models/weights/layouts.py, under the names that CudnnLSTMLayer gives them.
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from models.cudnn import checks
-from models.wavefront.persistent import persistent_stack
-from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
-from models.wavefront.stack_layer import StackLayer
-from models.weights.canonical import Shapes
-from models.weights.stack_spec import canonical_shapes, check_names
+from . import checks
+from .persistent import persistent_stack
+from .spec import Shapes, StackSpec, check_weights
+from .stack import LayerWeights, bidirectional_stack, lstm_stack
+from .stack_layer import StackLayer
 
 NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
 IMPLEMENTATIONS = ("xla", "persistent")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-INSTEAD = {
-    "time_major": "give inputs [batch, time, features]",
-    "go_backwards": "use direction='bidirectional', or reverse the inputs",
-}
+PARTS = {"kernel": "kernel", "recurrent_kernel": "recurrent", "bias": "bias"}  # of a layer: prefix of arguments
+INSTEAD = {"go_backwards": "use direction='bidirectional', or reverse the inputs"}
 
 
 @keras.saving.register_keras_serializable("lstm_benchmarks")
@@ -100,7 +97,18 @@ class WavefrontLSTM(StackLayer):
         return_sequences: bool = False,
         return_state: bool = False,
         stateful: bool = False,
+        time_major: bool = False,
         seed: int | None = None,
+        kernel_initializer="glorot_uniform",
+        recurrent_initializer="orthogonal",
+        bias_initializer="zeros",
+        unit_forget_bias: bool = True,
+        kernel_regularizer=None,
+        recurrent_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        recurrent_constraint=None,
+        bias_constraint=None,
         **kwargs,
     ) -> None:
         kwargs = _without_defaults_of_keras(kwargs)
@@ -115,23 +123,40 @@ class WavefrontLSTM(StackLayer):
             )
         self.layer_normalization = checks.boolean("layer_normalization", layer_normalization)
         self.implementation = _implementation(implementation, self)
+        self.time_major = checks.boolean("time_major", time_major)
         self.seed = None if seed is None else checks.integer("seed", seed, 0, 2**31 - 1)
         if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
             raise ValueError(
                 f"dtype: policy {self.dtype_policy.name} given, expected float32, float64, float16, mixed_float16 or "
                 "mixed_bfloat16"
             )
+        self.unit_forget_bias = checks.boolean("unit_forget_bias", unit_forget_bias)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.recurrent_constraint = keras.constraints.get(recurrent_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
         self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.parameters = {}
 
     def get_config(self) -> dict:
-        own = ("layer_normalization", "implementation", "seed")
-        return {**super().get_config(), **{name: getattr(self, name) for name in own}}
+        own = ("layer_normalization", "implementation", "time_major", "seed", "unit_forget_bias")
+        config = {**super().get_config(), **{name: getattr(self, name) for name in own}}
+        for prefix in PARTS.values():
+            for kind in ("initializer", "regularizer", "constraint"):
+                name = f"{prefix}_{kind}"
+                config[name] = getattr(keras, f"{kind}s").serialize(getattr(self, name))
+        return config
 
     def get_canonical(self) -> dict[str, np.ndarray]:
-        """The weights in the canonical form (models/weights/layouts.py), and those of layer normalisation: "
-        "lstm_0/forward/kernel_gain
-        and so on."""
+        """The weights under their canonical names (spec.py), "lstm_0/forward/kernel" and so on.
+
+        Those of layer normalisation follow their layer's bias: "lstm_0/forward/recurrent_gain" and so on.
+        """
         self._check_built()
         return {name: variable.numpy() for name, variable in self.parameters.items()}
 
@@ -142,34 +167,43 @@ class WavefrontLSTM(StackLayer):
             ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
         """
         self._check_built()
-        for name, array in check_names("weights", weights, self._shapes()).items():
+        for name, array in check_weights(weights, self._shapes()).items():
             self.parameters[name].assign(array)
 
     def _shapes(self) -> Shapes:
         """Of `parameters`: each pseudo-layer's three tensors, then its layer normalisation."""
         shapes: Shapes = {}
-        for name, shape in canonical_shapes(self.spec).items():
+        for name, shape in self.spec.shapes().items():
             shapes[name] = shape
             if self.layer_normalization and name.endswith("/bias"):
                 place = name.removesuffix("bias")
                 shapes |= {place + part: (size * self.units,) for part, size in NORMALIZATION.items()}
         return shapes
 
+    def _make_spec(self, input_size: int) -> StackSpec:
+        return StackSpec(self.num_layers, self.units, input_size, self.direction == "bidirectional")
+
     def _create_weights(self) -> None:
-        self.parameters = {
-            name: self.add_weight(
+        self.parameters = {}
+        for name, shape in self._shapes().items():
+            prefix = PARTS.get(name.rpartition("/")[2])  # None: of layer normalisation
+            self.parameters[name] = self.add_weight(
                 shape=shape,
                 initializer=functools.partial(self._initial_weight, name),
+                regularizer=prefix and getattr(self, f"{prefix}_regularizer"),
+                constraint=prefix and getattr(self, f"{prefix}_constraint"),
                 name=name.replace("/", "."),  # Keras takes no slash
             )
-            for name, shape in self._shapes().items()
-        }
 
     def _initial_weight(self, name, shape, dtype):
         part = name.rpartition("/")[2]
         if part in NORMALIZATION:
             return np.full(shape, part.endswith("gain"), dtype)
         return super()._initial_weight(name, shape, dtype)
+
+    def _initializer(self, part):
+        given = getattr(self, f"{PARTS[part]}_initializer")
+        return given.clone() if isinstance(given, keras.initializers.Initializer) else given
 
     def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
         return [compute, tf.float32 if compute.size == 2 else compute]
@@ -178,13 +212,17 @@ class WavefrontLSTM(StackLayer):
         """Dropout as it acts between the layers in training."""
         return keras.random.dropout(x, self.dropout, seed=self.seed_generator)
 
+    def _between(self, training: bool) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """What acts between the layers in a call; None: nothing."""
+        return self.drop if training and self.dropout and self.num_layers > 1 else None
+
     def _run(self, x, states, lengths, training):
         x = _with_steps(x)
         arrays = [tf.cast(tf.convert_to_tensor(variable), x.dtype) for variable in self.parameters.values()]
         size = len(arrays) // self.spec.num_pseudo_layers
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
-        dropout = self.drop if training and self.dropout and self.num_layers > 1 else None
+        dropout = self._between(training)
         if self.implementation == "persistent":
             if lengths is not None:
                 raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
@@ -231,8 +269,8 @@ def _without_defaults_of_keras(kwargs: Mapping) -> dict:
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(keras.layers.LSTM).parameters.items()
-        if parameter.default is not parameter.empty
-    } | {"time_major": False}
+        if parameter.default is not parameter.empty and name != "activity_regularizer"  # of every layer
+    }
     for name, value in kwargs.items():
         if name in defaults and not _same(value, defaults[name]):
             instead = INSTEAD.get(name, f"use keras.layers.LSTM(…, {name}={value!r})")

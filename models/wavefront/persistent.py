@@ -24,10 +24,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from models.wavefront import nvrtc
-from models.wavefront.nvrtc import Chip
-from models.wavefront.stack import LayerWeights
-from models.wavefront.tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, padded_units
+from . import nvrtc
+from .nvrtc import Chip
+from .stack import LayerWeights
+from .tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, padded_units
 
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
 

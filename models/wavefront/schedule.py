@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from models.wavefront.cells import LSTMCell, NormalizedLSTMCell
+from .cells import LSTMCell, NormalizedLSTMCell
 
 UNROLL = 13  # steps in a loop's body, at most
 

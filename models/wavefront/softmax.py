@@ -1,10 +1,9 @@
-"""A softmax' cross-entropy and its gradients in one CUDA kernel (models/wavefront/kernels/softmax.cu), called from XLA.
+"""A softmax' cross-entropy and its gradients in one CUDA kernel (kernels/softmax.cu), called from XLA.
 
 XLA reads the logits three times in a training step, for the largest, for the sum and for the gradient, and writes the gradient
-once. The gradient of a loss that is known to be a scaled sum needs nothing from behind it, so that one kernel can do it all:
-one read, one write, and the bias' gradient on the way. Unlike models/wavefront/softmax_loss.py it adds the bias to the
-logits itself, in
-float32 whatever their dtype.
+once. The gradient of a loss that is known to be a scaled sum needs nothing that comes after it, so that one kernel can do it all:
+one read, one write, and the bias' gradient on the way. Unlike softmax_loss.py it adds the bias to the logits itself, in
+float32 whatever their dtype. softmax_head.py is the Keras layer that uses it.
 """
 
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from models.wavefront import nvrtc
-from models.wavefront.nvrtc import Chip
-from models.wavefront.tiling import NUMBERS
+from . import nvrtc
+from .nvrtc import Chip
+from .tiling import NUMBERS
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16
@@ -82,7 +81,7 @@ def scaled_loss(
 
     Args:
         logits: [rows, words] float32, float16 or bfloat16, without their bias; sizes are static.
-        bias: [words] float32; words behind the vocabulary have one that makes them vanish (softmax_loss.padded).
+        bias: [words] float32; words after the vocabulary's have one that makes them vanish (softmax_loss.padded).
         targets: [rows] int64. One that is no word gives NaN, and where its logits are finite nothing to the gradients.
         vocabulary: words that exist.
         scale: of each row's loss, a scalar. A gradient of float16 holds scale times that of the sum, so loss scaling belongs in
@@ -128,7 +127,7 @@ def _launch(logits, bias, targets, scale, vocabulary: int):
         raise ValueError(
             f"logits of shape {logits.shape} {logits.dtype.name} given, expected whole vectors of {VECTOR_BYTES} bytes a row, a "
             "row that fits in one multiprocessor, and a GPU of compute capability 8.0 or later; use "
-            "models.wavefront.softmax_loss.softmax_losses"
+            "SoftmaxHead(fused=False)"
         )
     defines = {
         "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "NUMBER": NUMBERS[logits.dtype.name],

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from models.wavefront.schedule import UNROLL, advance
+from .schedule import UNROLL, advance
 
 # Bytes of one recurrent kernel from which on the layers take turns: a step then waits for the weights to come from memory,
 # and a product of all layers at once would read the kernels of the links at every step too.

@@ -1,39 +1,43 @@
 """What a stack of recurrent layers needs to be one Keras layer, whatever computes it.
 
 Checks of arguments, inputs and initial states, right-padded masks, kept states, shapes, and files that hold the canonical
-tensors of models/weights/layouts.py. A subclass creates the weights and runs the stack.
+tensors (spec.py). A subclass creates the weights and runs the stack.
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from models.cudnn import checks
-from models.weights.stack_spec import StackSpec
+from . import checks
 
-FORGET_BIAS = 1.0  # of an LSTM at the start, as in keras.layers.LSTM (unit_forget_bias)
+INITIALIZERS = {  # as in keras.layers.LSTM
+    "kernel": keras.initializers.GlorotUniform,
+    "recurrent_kernel": keras.initializers.Orthogonal,
+    "bias": keras.initializers.Zeros,
+}
 
 
 class StackLayer(keras.layers.Layer):
-    """The base of the layers of cudnn_layers.py and wavefront.py.
-
-    Its arguments are explained in CudnnLayer.
+    """The base of WavefrontLSTM, whose docstring explains the arguments, and of other layers that are a whole stack.
 
     Attributes:
-        spec: StackSpec of the stack; None until the layer is built.
+        spec: what fixes the weights' shapes; None until the layer is built.
         states: of a stateful layer, the variables [h, c] (h alone, but for an LSTM).
     """
 
-    mode = "lstm"  # of StackSpec
+    mode = "lstm"  # the kind of layer; a subclass may be of "gru", "rnn_tanh" or "rnn_relu"
     time_major = False
+    unit_forget_bias = True
+    go_backwards = False  # keras.layers.Bidirectional asks for it
 
     def __init__(
         self, units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs
     ) -> None:
         super().__init__(**kwargs)
+        self.autocast = False  # `call` casts; Keras would round initial states to the inputs' dtype
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
                 f"backend: {keras.backend.backend()} given, expected tensorflow, in KERAS_BACKEND; use keras.layers.LSTM"
@@ -53,6 +57,10 @@ class StackLayer(keras.layers.Layer):
 
     # --- what a subclass gives ----------------------------------------------------------------------------------------------
 
+    def _make_spec(self, input_size: int):
+        """The stack for inputs of `input_size` features: an object like spec.StackSpec."""
+        raise NotImplementedError
+
     def _create_weights(self) -> None:
         """Add the weights of `self.spec`."""
         raise NotImplementedError
@@ -68,7 +76,7 @@ class StackLayer(keras.layers.Layer):
         raise NotImplementedError
 
     def get_canonical(self) -> dict[str, np.ndarray]:
-        """The weights in the canonical form (models/weights/layouts.py)."""
+        """The weights in the canonical form (spec.py)."""
         raise NotImplementedError
 
     def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -94,7 +102,7 @@ class StackLayer(keras.layers.Layer):
         input_size = inputs_shape[-1]
         if input_size is None:
             raise ValueError(f"inputs: {list(inputs_shape)} given, expected a known number of features, the last axis")
-        self.spec = StackSpec(self.mode, self.num_layers, self.units, input_size, self.direction == "bidirectional")
+        self.spec = self._make_spec(input_size)
         self.input_spec = keras.InputSpec(ndim=3, axes={-1: input_size})
         self._create_weights()
         if self.stateful:
@@ -127,7 +135,8 @@ class StackLayer(keras.layers.Layer):
             the last ones [batch, units·directions]. With return_state a tuple of these and the final states, in the form of
             initial_state: those at each sequence's end. An empty sequence keeps its states, and its last output is 0. States
             have layers first: `predict` and `fit`, which cut and join batches along the first axis, take them only as
-            keras.ops.transpose(state, (1, 0, 2)). Under mixed precision they are rounded; a stateful layer keeps c in float32.
+            keras.ops.transpose(state, (1, 0, 2)). Their dtype is the compute dtype, but for the c of a WavefrontLSTM that
+            computes in 16 bits: it is float32.
 
         Raises:
             ValueError: a mask that is not right-padded, or an argument of another type or shape. In a graph, which knows no
@@ -150,7 +159,6 @@ class StackLayer(keras.layers.Layer):
         if self.stateful:
             for kept, final in zip(self.states, finals, strict=True):
                 kept.assign(final)
-        finals = [tf.cast(final, x.dtype) for final in finals]
         if not self.return_sequences:
             outputs = tf.concat(tf.unstack(finals[0][-len(self.spec.directions) :]), axis=-1)
             if lengths is not None:
@@ -164,6 +172,15 @@ class StackLayer(keras.layers.Layer):
         width = self.units * (2 if self.direction == "bidirectional" else 1)
         shape = (*inputs_shape[:2], width) if self.return_sequences else (batch, width)
         return (shape, *self._state_shapes(batch)) if self.return_state else shape
+
+    def compute_output_spec(self, *args, **kwargs):
+        """As Keras', with the states' own dtypes."""
+        found = super().compute_output_spec(*args, **kwargs)
+        if not self.return_state:
+            return found
+        dtypes = [dtype.name for dtype in self._state_dtypes(tf.as_dtype(self.compute_dtype))]
+        states = [keras.KerasTensor(state.shape, dtype) for state, dtype in zip(found[1:], dtypes, strict=True)]
+        return (found[0], *states)
 
     def compute_mask(self, inputs, mask=None):
         mask = mask if self.return_sequences else None
@@ -190,6 +207,15 @@ class StackLayer(keras.layers.Layer):
             "stateful": self.stateful,
         }
 
+    @classmethod
+    def from_config(cls, config: dict):
+        """As Keras'. keras.layers.Bidirectional makes its backward layer by it, which this layer cannot be."""
+        if config.get("go_backwards"):
+            raise ValueError(
+                f"keras.layers.Bidirectional around {cls.__name__} is not supported; use direction='bidirectional'"
+            )
+        return super().from_config(config)
+
     # --- files --------------------------------------------------------------------------------------------------------------
 
     def save_own_variables(self, store) -> None:
@@ -209,17 +235,16 @@ class StackLayer(keras.layers.Layer):
 
     def _initial_weight(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
         """The canonical tensor `name` as Keras' layers start: matrices orthogonal or in range as a whole, not per gate."""
-        initializer = {
-            "kernel": keras.initializers.GlorotUniform,
-            "recurrent_kernel": keras.initializers.Orthogonal,
-            "bias": keras.initializers.Zeros,
-        }[name.rpartition("/")[2]]
+        initializer = self._initializer(name.rpartition("/")[2])
         with tf.init_scope():  # values, also where a layer is built inside a tf.function
-            # One object for each tensor: it draws the same numbers at every call.
-            array = np.array(initializer()(shape, dtype=dtype))
-        if self.mode == "lstm" and name.endswith("/bias"):
-            array[self.units : 2 * self.units] = FORGET_BIAS
+            array = np.array(initializer(shape, dtype=dtype))
+        if self.mode == "lstm" and self.unit_forget_bias and name.endswith("/bias"):
+            array[self.units : 2 * self.units] = 1
         return array
+
+    def _initializer(self, part: str) -> Callable:
+        """An initializer for one tensor. Every tensor has its own: one object draws the same numbers at every call."""
+        return INITIALIZERS[part]()
 
     # --- states and masks ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from models.wavefront.nvrtc import Chip
+from .nvrtc import Chip
 
 NUMBERS = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # NUMBER of the kernels
 WARPS = 8  # of a thread block

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.cudnn.keras_config import from_keras_config
+from models.wavefront.keras_config import from_keras_config
 from models.weights.layouts import StackSpec
 
 

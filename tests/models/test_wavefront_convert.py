@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.cudnn.convert import from_wavefront, to_wavefront
 from models.cudnn.layers import CudnnLSTMLayer
-from models.wavefront.convert import from_cudnn, from_keras_layers, from_torch, to_cudnn, to_keras_layers, to_torch
+from models.wavefront.convert import from_keras_layers, from_torch, to_keras_layers, to_torch
 from models.wavefront.layer import WavefrontLSTM
+from models.wavefront.spec import StackSpec
 from models.weights import layouts
 from tests import cudnn_layer_cases
 from tests.cudnn_layer_cases import DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
@@ -40,7 +42,11 @@ def test_keras_layers_become_one_layer_and_come_back(direction, return_sequences
     spec = layouts.StackSpec("lstm", 3, UNITS, FEATURES, direction == "bidirectional")
     own = keras_layers(spec, return_sequences)
     made = from_keras_layers(own, dropout=0.5, name="stack")
-    assert type(made) is WavefrontLSTM and made.spec == spec and made.compute_dtype == "float64"
+    assert (
+        type(made) is WavefrontLSTM
+        and made.spec == StackSpec(3, UNITS, FEATURES, spec.bidirectional)
+        and made.compute_dtype == "float64"
+    )
     assert made.dropout == 0.5 and made.name == "stack" and made.return_sequences == return_sequences
     assert_same(made.get_canonical(), parameters(spec))
     expected = through(own, INPUTS)
@@ -56,12 +62,12 @@ def test_keras_layers_become_one_layer_and_come_back(direction, return_sequences
 def test_a_cudnn_layer_becomes_a_wavefront_and_comes_back(direction, dtype):
     kwargs = dict(return_sequences=True, return_state=True, dropout=0.25)
     cudnn = cudnn_layer_cases.layer("lstm", 2, direction, dtype, **kwargs)
-    made = from_cudnn(cudnn)
+    made = to_wavefront(cudnn)
     assert {name: getattr(made, name) for name in kwargs} == kwargs and made.dtype_policy.name == dtype
-    assert made.spec == cudnn.spec
+    assert made.spec == StackSpec(2, UNITS, FEATURES, direction == "bidirectional")
     for given, expected in zip(made(INPUTS, mask=MASK), cudnn(INPUTS, mask=MASK), strict=True):
         assert error(given, expected) < (FLOAT64 if dtype == "float64" else 4e-3)
-    back = to_cudnn(made, use_cudnn=False)
+    back = from_wavefront(made, use_cudnn=False)
     assert type(back) is CudnnLSTMLayer and not back.uses_cudnn and back.spec == cudnn.spec
     assert {name: getattr(back, name) for name in kwargs} == kwargs and back.dtype_policy.name == dtype
     np.testing.assert_array_equal(back.params, cudnn.params)
@@ -98,19 +104,23 @@ def test_what_has_no_counterpart_is_refused():
     gru = keras_layers(layouts.StackSpec("gru", 2, UNITS, FEATURES))
     normalized = layer(2, layer_normalization=True, name="stack")
     for convert, given, message in (
-        (from_keras_layers, gru, "a stack of mode gru given, expected lstm; use models/cudnn/convert.py"),
+        (from_keras_layers, gru, "a stack of mode gru given, expected lstm: WavefrontLSTM has no GRU"),
         (from_keras_layers, [], "configs: no layers given"),
         (from_keras_layers, [keras.layers.LSTM(4)], "is not built"),
-        (from_cudnn, cudnn_layer_cases.layer("gru"), "layer: a CudnnGRULayer given, expected CudnnLSTMLayer"),
-        (from_cudnn, CudnnLSTMLayer(3), "not built yet"),
+        (to_wavefront, cudnn_layer_cases.layer("gru"), "layer: a CudnnGRULayer given, expected CudnnLSTMLayer"),
+        (to_wavefront, CudnnLSTMLayer(3), "not built yet"),
         (from_torch, torch.nn.GRU(2, 3), "a stack of mode gru given"),
         (from_torch, torch.nn.LSTM(2, 3, proj_size=2), "module: proj_size=2 has no counterpart"),
         (to_keras_layers, normalized, "stack: layer_normalization=True given, keras.layers.LSTM has no counterpart"),
-        (to_cudnn, normalized, "cuDNN has no counterpart"),
+        (from_wavefront, normalized, "cuDNN has no counterpart"),
         (to_torch, normalized, "torch.nn.LSTM has no counterpart"),
-        (to_cudnn, layer(2, dtype="mixed_bfloat16"), "dtype: bfloat16 given, expected float16 or float32 or float64"),
+        (
+            from_wavefront,
+            layer(2, dtype="mixed_bfloat16"),
+            "dtype: bfloat16 given, expected float16 or float32 or float64",
+        ),
         (to_keras_layers, WavefrontLSTM(3), "not built yet"),
-        (to_cudnn, WavefrontLSTM(3), "not built yet"),
+        (from_wavefront, WavefrontLSTM(3), "not built yet"),
         (to_torch, WavefrontLSTM(3), "not built yet"),
     ):
         with pytest.raises(ValueError, match=message):

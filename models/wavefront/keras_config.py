@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from models.weights.stack_spec import KERAS_LAYERS
+KERAS_LAYERS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "SimpleRNN", "rnn_relu": "SimpleRNN"}
 
 # What else than this a stack has no counterpart for. Settings that neither a weight nor a result hangs on (unroll, stateful,
 # initializers, dtype, …) may be any.
@@ -21,14 +21,14 @@ SETTINGS = {
 
 
 def from_keras_config(configs: Sequence[Mapping]) -> dict[str, object]:
-    """The fields of StackSpec, but for input_size, of a stack of Keras layers.
+    """The size of the stack that is a list of Keras layers.
 
     Args:
         configs: of each layer, the lowest first, {"class_name": …, "config": layer.get_config()}: what
             keras.layers.serialize(layer) gives. LSTM, GRU, SimpleRNN, or Bidirectional of one of them.
 
     Returns:
-        {"mode", "num_layers", "units", "bidirectional"}, for StackSpec(input_size=…, **fields).
+        {"mode", "num_layers", "units", "bidirectional"}; mode is one of KERAS_LAYERS.
 
     Raises:
         ValueError: no layers; layers of different kinds, units or directions; a layer below another that returns its last

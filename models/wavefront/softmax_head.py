@@ -1,0 +1,143 @@
+"""SoftmaxHead: a dense layer over a large vocabulary, with the softmax' cross-entropy of its logits."""
+
+import keras
+import tensorflow as tf
+
+from . import softmax
+from .checks import boolean, integer
+from .softmax_loss import add_bias, padded, padded_size, softmax_losses
+
+LARGEST = 2.0**15  # a power of two: gradients of float16 logits, times it, stay below float16's 65504
+
+
+@keras.saving.register_keras_serializable("lstm_benchmarks")
+class SoftmaxHead(keras.layers.Layer):
+    """keras.layers.Dense(vocabulary), and its cross-entropy without a pass over the logits that is not needed.
+
+        tokens, targets = (keras.Input((35,), dtype="int64") for _ in range(2))
+        hidden = WavefrontLSTM(650, num_layers=2, return_sequences=True)(keras.layers.Embedding(10_000, 650)(tokens))
+        losses = SoftmaxHead(10_000)(hidden, targets)          # trains by their mean
+        model = keras.Model([tokens, targets], losses)
+        model.compile("sgd", jit_compile=True)
+        model.fit([x, y])
+
+    Inside, the vocabulary is padded to a multiple of 64, and the gradient is written by hand (softmax_loss.py). With
+    fused=True a training step on an NVIDIA GPU takes loss and gradients from one CUDA kernel (softmax.py) where the logits are so
+    many that this is the faster way.
+
+    Args:
+        vocabulary: words, the width of the logits.
+        fused: whether to use the CUDA kernel where it pays. It needs an NVIDIA GPU, XLA and batches of one fixed shape.
+        kernel_initializer, bias_initializer: as of keras.layers.Dense.
+        kwargs: name, dtype, trainable and so on of keras.layers.Layer.
+
+    Call arguments:
+        inputs: [..., features].
+        targets: word of each, integers [...]; None: the logits are asked for.
+        training: whether a gradient will be taken, for which the CUDA kernel is.
+
+    Returns:
+        Without targets the logits [..., vocabulary]. With them the losses [...] -log softmax(logits)[target], float32 (float64
+        under that policy); their mean is added to the model's loss. A target that is no word has the loss NaN.
+
+    Raises:
+        ValueError: an argument is none of these; or fused=True without a GPU.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        fused: bool = False,
+        kernel_initializer="glorot_uniform",
+        bias_initializer="zeros",
+        **kwargs,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.vocabulary = integer("vocabulary", vocabulary, 1, 2**31 - 1)
+        self.fused = boolean("fused", fused)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.autocast = False  # the kernel is cast for its product, the bias is added in float32
+
+    def build(self, inputs_shape, targets_shape=None) -> None:
+        """Create the weights for inputs of this shape."""
+        features = inputs_shape[-1]
+        self.kernel = self.add_weight((features, self.vocabulary), initializer=self.kernel_initializer, name="kernel")
+        self.bias = self.add_weight((self.vocabulary,), initializer=self.bias_initializer, name="bias")
+
+    def call(self, inputs, targets=None, training=False):
+        if targets is None:
+            return self.padded_logits(inputs)[..., : self.vocabulary]
+        targets = tf.cast(targets, tf.int64)
+        if not (training and self.runs_kernel(targets.shape.num_elements())):
+            losses = self.losses(self.padded_logits(inputs), targets)
+            self.add_loss(tf.reduce_mean(losses))
+            return losses
+        # Float16 holds no gradient of a mean over many words. What Keras scales the loss by comes too late for them.
+        terms = targets.shape.num_elements()
+        scale = LARGEST if self.compute_dtype == "float16" else 1 / terms
+        scaled_loss, losses = self.scaled_loss(inputs, targets, scale)
+        self.add_loss(scaled_loss if scale == 1 / terms else scaled_loss / (scale * terms))
+        return losses
+
+    def compute_output_spec(self, inputs, targets=None, training=False):
+        if targets is None:
+            return keras.KerasTensor((*inputs.shape[:-1], self.vocabulary), self.compute_dtype)
+        return keras.KerasTensor(targets.shape, "float64" if self.compute_dtype == "float64" else "float32")
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "vocabulary": self.vocabulary,
+            "fused": self.fused,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+        }
+
+    # --- for a training loop of one's own -------------------------------------------------------------------------------------
+
+    def runs_kernel(self, rows: int | None) -> bool:
+        """Whether `scaled_loss` of so many rows (None: unknown before the step runs) is the CUDA kernel's.
+
+        Raises:
+            ValueError: fused=True, and there is no GPU.
+        """
+        if not self.fused or rows is None:
+            return False
+        return softmax.pays(rows, padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype))
+
+    def padded_logits(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Logits [..., padded vocabulary] of inputs [..., features]; words that do not exist are never predicted."""
+        kernel, bias = padded(self.kernel.value, self.bias.value)
+        logits = add_bias(self._product(inputs, kernel), bias)
+        return tf.reshape(logits, [*_leading(inputs), logits.shape[-1]])
+
+    def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """-log softmax(logits)[target], [...], of padded logits and targets [...] int64."""
+        return softmax_losses(logits, targets, self.vocabulary)
+
+    def scaled_loss(
+        self, inputs: tf.Tensor, targets: tf.Tensor, scale: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """scale · Σ losses with its gradients from the CUDA kernel, and the losses [...], which have no gradient.
+
+        Args:
+            inputs: [..., features], of a static shape.
+            targets: [...] int64.
+            scale: of each loss. With float16 the gradients by the logits are stored times it: a loss scale belongs in here.
+        """
+        kernel, bias = padded(self.kernel.value, self.bias.value)
+        logits, words = self._product(inputs, kernel), tf.reshape(targets, [-1])
+        total, losses = softmax.scaled_loss(logits, tf.cast(bias, tf.float32), words, self.vocabulary, scale)
+        return total, tf.reshape(losses, targets.shape)
+
+    def _product(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """[rows, padded vocabulary], in the compute dtype."""
+        flat = tf.reshape(tf.cast(inputs, self.compute_dtype), [-1, inputs.shape[-1]])
+        return tf.matmul(flat, tf.cast(kernel, flat.dtype))
+
+
+def _leading(x: tf.Tensor) -> list[int | tf.Tensor]:
+    """All sizes of x but the last one, as integers where they are known."""
+    return [size if size is not None else tf.shape(x)[axis] for axis, size in enumerate(x.shape[:-1])]
