@@ -41,6 +41,10 @@ PRESETS = {
     "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0, EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
 }
+RUNS = {                    # what ./run_all.sh starts: one call each
+    "full": ["--config=large", "--config=small --train --rows=keras_cudnn"],  # 13 epochs take minutes
+    "quick": ["--config=small", "--config=small --train --rows=keras"],
+}
 UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next nine
 TIME_STEPS = None           # steps per sequence
 VOCABULARY = None           # words

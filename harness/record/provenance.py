@@ -8,7 +8,7 @@ from harness.record import schema
 from harness.report.cells import plain, value_at
 
 # Header constants that do not change what a row computes.
-NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES")
+NOT_SETTINGS = ("ROWS", "CONFIG", "CONFIGS", "PRESETS", "AXES", "RUNS")
 # Title: key of a record's environment.
 FRAMEWORKS = {"TensorFlow": "tensorflow", "Keras": "keras", "PyTorch": "torch", "JAX": "jax"}
 ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *FRAMEWORKS.values(), "numpy", "python", "cpu", "cores", "os")

@@ -27,7 +27,7 @@ from harness.run import child, options, processes, resume
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
 NOT_IN_REFERENCE = {
-    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS", "AXES"),
+    *("ROWS", "PRECISION", "LOSS_SCALE", "CONFIGS", "PRESETS", "AXES", "RUNS"),
     *("WARMUP_BATCHES", "TIMED_BATCHES", "BLOCKS", "PROCESSES", "MIN_BLOCK_S", "ROW_LIMIT_S", "ROW_BUDGET_S"),
     "WARMUP_LIMIT_S",
     *("EPOCHS", "FLAT_EPOCHS", "LR_DECAY", "INIT_SCALE", "KEEP_PROB"),

@@ -27,7 +27,7 @@ from harness.data.located import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
 from harness.run import options, processes
-from harness.run.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
+from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -291,7 +291,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         headers = read_headers(folder)
         found, chosen = parse(argv, headers)
         rows = _rows(found, chosen, folder)
-        for preset in JOBS:
+        for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
         _asked_for_gpu(found)
