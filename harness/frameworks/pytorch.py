@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.runtimes import SMALL_COPY
+from harness.frameworks.runtimes import SCRATCH, SMALL_COPY
 
 # Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
 RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
@@ -126,7 +126,7 @@ class TorchRuntime:
 
 def _bytes_to_host(profile: object) -> int:
     """Of all copies to the host of over SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
-    with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
         path = os.path.join(folder, "trace.json")
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8") as file:

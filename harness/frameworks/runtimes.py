@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 PEERS = "not installed: ./run_all.sh --peers"
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
+SCRATCH = "LSTM_BENCH_SCRATCH"  # environment variable of a row's process: a folder that goes with it
 # framework: the packages (of harness.record.machine.PACKAGES) whose versions concern its own rows alone.
 FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
 # framework: how the variables of the environment begin (of harness.record.machine.STEERING) that steer it; the rest steer all.

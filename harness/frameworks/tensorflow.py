@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.runtimes import SMALL_COPY
+from harness.frameworks.runtimes import SCRATCH, SMALL_COPY
 
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
@@ -83,7 +83,7 @@ class TensorFlowRuntime:
             either device, "xla:<type>" and "xla:loop:<type>".
         """
         self.sync()
-        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._tf.profiler.experimental.start(folder)
             try:
                 function()
