@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.keras import fit_rows
 from models.tf import stacks
 
@@ -196,7 +196,8 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
-    modes=lambda flags: ("fit",), published=published,
+    modes=lambda flags: ("fit",), published=published, values=lambda c: sizes.stack_values(c, TIME_STEPS),
+    impossible=lambda c: sizes.too_few("images", c, c["BATCH_SIZE"], sizes.MNIST_IMAGES, ("BATCH_SIZE",)),
     protocol=lambda c: CONFIGS["published"] | {"TRAIN_SEQUENCES": None},
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark, sweep
+from harness.run import benchmark, sizes, sweep
 from models.jax import jax_rows
 from models.pytorch import torch_rows
 from models.tf import stacks
@@ -116,6 +116,7 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    impossible=sizes.words_too_few, values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]),
     modes=lambda flags: ("stack",), published=lambda c, row, mode, device: {}, protocol=lambda c: {},
 )  # fmt: skip
 

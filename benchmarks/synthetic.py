@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.keras import fit_rows
 from models.tf import stacks
 
@@ -80,6 +80,11 @@ def load(c, located):
             f"--batch-size={c.BATCH_SIZE}: expected at most the {len(sequences.x_train)} training sequences"
         )
     return sequences
+
+
+def values(c):
+    """Numbers held at once, at the least: those of a batch's stack, and the inputs of all sequences."""
+    return sizes.stack_values(c, c["TIME_STEPS"], 1 + c["BIDIRECTIONAL"]) + 2 * c["NUM_SEQUENCES"] * c["TIME_STEPS"]
 
 
 def start(c, sequences):
@@ -165,7 +170,8 @@ LAYOUT = {
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("fit",), protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(BIDIRECTIONAL=False),
-    published=lambda c, row, mode, device: {},
+    published=lambda c, row, mode, device: {}, values=values,
+    impossible=lambda c: sizes.too_few("sequences", c, c["BATCH_SIZE"], c["NUM_SEQUENCES"] * 8 // 10, ("BATCH_SIZE",)),
 )  # fmt: skip
 
 if __name__ == "__main__":

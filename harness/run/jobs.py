@@ -134,18 +134,33 @@ def _text(value: object) -> str:
 
 def list_rows(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """What each script prints for --list. Raises UserError."""
+    return dict(zip(names, _ask(folder, [[name, "--list"] for name in names]), strict=True))
+
+
+def plans(folder: Path, jobs: Sequence[Job], common: Sequence[str]) -> list[dict]:
+    """What each job would run (harness.run.benchmark.Parent.plan). Raises UserError for what its script would refuse."""
+    return [
+        json.loads(answer) for answer in _ask(folder, [[job.name, "--plan", *job.arguments, *common] for job in jobs])
+    ]
+
+
+def _ask(folder: Path, commands: Sequence[Sequence[str]]) -> list[str]:
+    """What each script prints; `commands`: its name, then its options."""
     project = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [project, os.environ.get("PYTHONPATH")]))}
-    command = [sys.executable, "-m", "harness.run.listing", *(str(folder / f"{name}.py") for name in names)]
+    asked = json.dumps([[str(folder / f"{name}.py"), *rest] for name, *rest in commands])
+    command = [sys.executable, "-m", "harness.run.listing", asked]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise UserError(f"--list of benchmarks/ failed: {last}")
-    found = {}
-    for name, (status, printed, why) in zip(names, json.loads(done.stdout), strict=True):
+        raise UserError(f"{commands[0][1]} of benchmarks/ failed: {last}")
+    found = []
+    for (name, what, *_), (status, printed, why) in zip(commands, json.loads(done.stdout), strict=True):
+        if status == 2 and why.startswith("error: "):
+            raise UserError(why.removeprefix("error: "))
         if status:
-            raise UserError(f"benchmarks/{name}.py --list failed: {why}")
-        found[name] = printed
+            raise UserError(f"benchmarks/{name}.py {what} failed: {why}")
+        found.append(printed)
     return found
 
 

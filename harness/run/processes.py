@@ -89,9 +89,7 @@ def run_child(
             )
         except OSError as error:
             where, what = error.filename or log.parent, error.strerror or error
-            raise CrashError(
-                f"{where}: a process cannot be started ({what}); free some space there"
-            ) from error
+            raise CrashError(f"{where}: a process cannot be started ({what}); free some space there") from error
         try:
             status = _wait(child, limit_s, progress, watch) if watch else child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
