@@ -80,8 +80,9 @@ class Progress:
             print(place + left, file=sys.stderr, flush=True)
 
     def tick(self) -> None:
-        """Some time has gone by."""
-        self._show()
+        """Some time has gone by: the bar's time left falls. Lines are for what happens."""
+        if self._bar is not None:
+            self._show()
 
     def write(self, line: str, file: TextIO) -> None:
         """Print a line that is not the bar's."""

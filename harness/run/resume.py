@@ -121,14 +121,15 @@ def write_skipped(run: str | os.PathLike, skipped: Sequence[Mapping], resumed: b
     """
     kept = []
     for record in skipped:
-        if _was_measured(records.path_of(run, record), resumed):
+        if was_measured(records.path_of(run, record), resumed):
             kept.append(record["mode"])
         else:
             records.write_record(run, record)
     return kept
 
 
-def _was_measured(path: Path, resumed: bool) -> bool:
+def was_measured(path: Path, resumed: bool) -> bool:
+    """Whether there is a record, and with figures; `resumed` as for `write_skipped`."""
     try:
         return path.exists() and records.read_record(path)["status"] == "ok"
     except RecordError:
