@@ -1,6 +1,7 @@
 """Accuracy and training time of an LSTM on MNIST: `model.fit` with the vanilla LSTM and with cuDNN, and their peers.
 
-python benchmarks/mnist.py                                 # every row, this machine
+python benchmarks/mnist.py                                 # the preset's rows, this machine
+python benchmarks/mnist.py --rows=all                      # PyTorch's cells too, op by op: minutes each
 python benchmarks/mnist.py --rows=keras,keras_cudnn --epochs=1
 python benchmarks/mnist.py --list
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.keras import fit_rows
 from models.tf import stacks
 
@@ -26,9 +27,14 @@ CONFIGS = {
     "decaying": dict(UNITS=128, NUM_LAYERS=2, DENSE_UNITS=32, DROPOUT_1=0.2, DROPOUT_2=0.1, DROPOUT_3=0.2,
                      BATCH_SIZE=32, LEARNING_RATE=3e-3, DECAY=1e-3, EPOCHS=3),
 }
-PRESETS = {
-    "full": dict(ROW_LIMIT_S=900.0, ROW_BUDGET_S=300.0),
-    "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0),
+PRESETS = {                 # ROWS: those that train in about a minute; PyTorch's cells, op by op, take many
+    "full": dict(ROW_LIMIT_S=900.0, ROW_BUDGET_S=300.0,
+                 ROWS="keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
+                      "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"),
+    # without a second wavefront to compile, and without the slowest way to train: XLA on a CPU
+    "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0,
+                  ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront,wavefront_persistent,"
+                       "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn"),
 }
 UNITS = None                # LSTM units per layer; None: the config's, as for the next nine
 NUM_LAYERS = None           # LSTM layers
@@ -41,7 +47,7 @@ LEARNING_RATE = None        # of Adam
 DECAY = None                # rate at step t is LEARNING_RATE / (1 + DECAY t)
 EPOCHS = None               # passes over the training set
 TRAIN_SEQUENCES = None      # images to train on; None: all, or the preset's
-ROWS = "all"                # comma-separated names from --list
+ROWS = None                 # comma-separated names from --list, or all; None: the preset's
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the weights, the order of the images and the dropout masks
@@ -190,7 +196,8 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
-    modes=lambda flags: ("fit",), published=published,
+    modes=lambda flags: ("fit",), published=published, values=lambda c: sizes.stack_values(c, TIME_STEPS),
+    impossible=lambda c: sizes.too_few("images", c, c["BATCH_SIZE"], sizes.MNIST_IMAGES, ("BATCH_SIZE",)),
     protocol=lambda c: CONFIGS["published"] | {"TRAIN_SEQUENCES": None},
 )  # fmt: skip
 

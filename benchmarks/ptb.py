@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.jax import jax_rows
 from models.pytorch import torch_rows
 from models.tf import stacks
@@ -38,8 +38,12 @@ CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutori
 PRESETS = {
     "full": dict(CONFIG="large", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=7200.0,
                  ROW_BUDGET_S=30.0),
-    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0,
+    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0, EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
+}
+RUNS = {                    # what ./run_all.sh starts: one call each
+    "full": ["--config=large", "--config=small --train --rows=keras_cudnn"],  # 13 epochs take minutes
+    "quick": ["--config=small", "--config=small --train --rows=keras"],
 }
 UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next nine
 TIME_STEPS = None           # steps per sequence
@@ -82,9 +86,11 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["
 
 def load(c, location):
     """Penn Treebank (or the embedded text), or random words of a vocabulary that PTB does not have."""
-    from harness.data import sets
+    from harness.data import batches, sets
 
-    return sets.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else sets.ptb(*location)
+    text = sets.random_words(c.VOCABULARY, c.SEED) if c.RANDOM_WORDS else sets.ptb(*location)
+    batches.check_length(len(text.train[: c.TRAIN_WORDS]), c.BATCH_SIZE, c.TIME_STEPS)
+    return text
 
 
 def start(c, text):
@@ -229,6 +235,7 @@ BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     flags={"train": "run the config's whole schedule and report perplexity instead of speed"},
     modes=lambda flags: ("fit",) if "train" in flags else tuple(MODES), published=published,
+    impossible=sizes.words_too_few, values=lambda c: sizes.language_model_values(c, c["TIME_STEPS"]),
     protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(
         NUM_LAYERS=2, BATCH_SIZE=20, LEARNING_RATE=1.0, TRAIN_WORDS=None, EVAL_WORDS=None),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.tf import stacks
 
 # fmt: off
@@ -24,7 +24,7 @@ CONFIGS = {                 # of ptb.py, without dropout
 PRESETS = {
     "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=5, PROCESSES=3, WARMUP_LIMIT_S=2.0,
                  ROW_LIMIT_S=600.0, ROW_BUDGET_S=15.0),
-    "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, WARMUP_LIMIT_S=1.0,
+    "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, WARMUP_LIMIT_S=0.5,
                   ROW_LIMIT_S=300.0, ROW_BUDGET_S=30.0),
 }
 UNITS = None                # LSTM units per layer, and width of the embedding; None: the config's, as for the next one
@@ -74,6 +74,11 @@ def load(c, location):
     from harness.data import sets
 
     return sets.ptb(*location)
+
+
+def impossible(c):
+    needed = c["BATCH_SIZE"] * c["STAGED_BATCHES"]
+    return sizes.too_few("sentences", c, needed, sizes.PTB_SENTENCES, ("BATCH_SIZE", "STAGED_BATCHES"))
 
 
 def start(c, text):
@@ -154,6 +159,7 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    values=lambda c: sizes.language_model_values(c, 1), impossible=impossible,
     modes=lambda flags: ("train",), published=lambda c, row, mode, device: {},
     protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(NUM_LAYERS=2, BATCH_SIZE=20, VOCABULARY=10000, LEARNING_RATE=1.0),
 )  # fmt: skip

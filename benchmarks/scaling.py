@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark, sweep
+from harness.run import benchmark, sizes, sweep
 from models.jax import jax_rows
 from models.pytorch import torch_rows
 from models.tf import stacks
@@ -27,7 +27,7 @@ PRESETS = {
     "full": dict(CONFIG="published", PROCESSES=1, BLOCKS=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=1.0,
                  AXES="layers=1,2,4,8 units=64,128,256,512,1024,2048 batch=1,8,32,128,512 steps=10,50,100,400"),
     "quick": dict(CONFIG="quick", PROCESSES=1, BLOCKS=3, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5,
-                  AXES="layers=1,4 units=64,256 batch=1,32 steps=10,50"),
+                  AXES="layers=4 units=256 batch=32 steps=50"),
 }
 AXES = None                 # sizes on each axis, with the others at the config's; None: the preset's
 NUM_LAYERS = None           # LSTM layers; None: the config's, as for the next three; given, it is no axis
@@ -116,6 +116,7 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    impossible=sizes.words_too_few, values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]),
     modes=lambda flags: ("stack",), published=lambda c, row, mode, device: {}, protocol=lambda c: {},
 )  # fmt: skip
 

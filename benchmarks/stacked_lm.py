@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.jax import jax_rows
 from models.pytorch import torch_rows
 from models.tf import stacks
@@ -29,7 +29,7 @@ CONFIGS = {
 PRESETS = {
     "full": dict(CONFIG="published", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=600.0,
                  ROW_BUDGET_S=30.0),
-    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0,
+    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0),
 }
 VOCABULARY = None           # words; None: the config's, as for the next five
@@ -62,9 +62,11 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["
 
 def load(c, location):
     """Penn Treebank (or the embedded text)."""
-    from harness.data import sets
+    from harness.data import batches, sets
 
-    return sets.ptb(*location)
+    text = sets.ptb(*location)
+    batches.check_length(len(text.train), c.BATCH_SIZE, c.TIME_STEPS)
+    return text
 
 
 def start(c, text):
@@ -161,7 +163,8 @@ LAYOUT = {
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
-    modes=lambda flags: tuple(MODES), published=published,
+    modes=lambda flags: tuple(MODES), published=published, impossible=sizes.words_too_few,
+    values=lambda c: sizes.language_model_values(c, c["TIME_STEPS"]),
     protocol=lambda c: CONFIGS["published"] | {"LEARNING_RATE": 1e-3},
 )  # fmt: skip
 

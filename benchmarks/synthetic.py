@@ -1,6 +1,7 @@
 """A first look at a cuDNN LSTM in Keras: a small stack learns a synthetic task.
 
-python benchmarks/synthetic.py                             # every row, this machine
+python benchmarks/synthetic.py                             # the preset's rows, this machine
+python benchmarks/synthetic.py --rows=all
 python benchmarks/synthetic.py --rows=keras_cudnn --bidirectional=true --epochs=10
 python benchmarks/synthetic.py --list
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark
+from harness.run import benchmark, sizes
 from models.keras import fit_rows
 from models.tf import stacks
 
@@ -23,8 +24,9 @@ CONFIGS = {
                      LEARNING_RATE=1e-3, EPOCHS=50),
 }
 PRESETS = {
-    "full": dict(ROW_LIMIT_S=600.0, ROW_BUDGET_S=300.0),
-    "quick": dict(EPOCHS=5, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0),
+    "full": dict(ROWS="all", ROW_LIMIT_S=600.0, ROW_BUDGET_S=300.0),
+    "quick": dict(ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront,wavefront_persistent", EPOCHS=5,
+                  ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0),
 }
 UNITS = None                # LSTM units per layer and direction; None: the config's, as for the next seven
 NUM_LAYERS = None           # LSTM layers
@@ -35,7 +37,7 @@ BATCH_SIZE = None           # sequences
 LEARNING_RATE = None        # of Adam
 EPOCHS = None               # passes over the training set
 BIDIRECTIONAL = False       # whether every layer runs in both directions
-ROWS = "all"                # comma-separated names from --list
+ROWS = None                 # comma-separated names from --list, or all; None: the preset's
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the sequences, the weights, the order and the dropout masks
@@ -78,6 +80,11 @@ def load(c, location):
             f"--batch-size={c.BATCH_SIZE}: expected at most the {len(sequences.x_train)} training sequences"
         )
     return sequences
+
+
+def values(c):
+    """Numbers held at once, at the least: those of a batch's stack, and the inputs of all sequences."""
+    return sizes.stack_values(c, c["TIME_STEPS"], 1 + c["BIDIRECTIONAL"]) + 2 * c["NUM_SEQUENCES"] * c["TIME_STEPS"]
 
 
 def start(c, sequences):
@@ -163,7 +170,8 @@ LAYOUT = {
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("fit",), protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(BIDIRECTIONAL=False),
-    published=lambda c, row, mode, device: {},
+    published=lambda c, row, mode, device: {}, values=values,
+    impossible=lambda c: sizes.too_few("sequences", c, c["BATCH_SIZE"], c["NUM_SEQUENCES"] * 8 // 10, ("BATCH_SIZE",)),
 )  # fmt: skip
 
 if __name__ == "__main__":

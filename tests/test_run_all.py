@@ -73,7 +73,7 @@ class Checkout:
             shutil.copy(PROJECT / name, self.root)
         shutil.copytree(PROJECT / "harness", self.root / "harness", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "benchmarks").mkdir()
-        for name in dict.fromkeys(name for name, _ in jobs.JOBS["quick"]):
+        for name in jobs.SCRIPTS:
             (self.root / "benchmarks" / f"{name}.py").write_text(SCRIPT)
         self.python()
         self.nvidia_smi("exit 9")
@@ -404,7 +404,7 @@ def test_run_all_quick_writes_all_tables(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found, problems = records.read_run(out)
     assert problems == [] and not [record for record in found if record["status"] == "failed"]
-    for benchmark in dict.fromkeys(name for name, _ in jobs.JOBS["quick"]):
+    for benchmark in jobs.SCRIPTS:
         assert any(record["benchmark"] == benchmark and record["status"] == "ok" for record in found)
         page = (out / f"{benchmark}.md").read_text()
         assert all(record["row"] in page for record in found if record["benchmark"] == benchmark)

@@ -63,15 +63,18 @@ def _padded(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np
     return inputs, targets, lengths
 
 
-def _rows(tokens: np.ndarray, batch_size: int, time_steps: int) -> tuple[np.ndarray, int]:
+def check_length(words: int, batch_size: int, time_steps: int) -> None:
+    """UserError where a text of so many words has no batch of this size."""
     if batch_size < 1 or time_steps < 1:
         raise UserError(f"batch size {batch_size}, time steps {time_steps}: expected 1 or more of each")
-    length = len(tokens) // batch_size
-    n = (length - 1) // time_steps
-    if n < 1:
-        needed = batch_size * (time_steps + 1)
+    if words < (needed := batch_size * (time_steps + 1)):
         raise UserError(
-            f"{len(tokens)} words are too few for {batch_size} sequences of {time_steps} steps; expected {needed} or "
+            f"{words} words are too few for {batch_size} sequences of {time_steps} steps; expected {needed} or "
             "more: give a smaller batch size or fewer time steps"
         )
-    return tokens[: batch_size * length].reshape(batch_size, length), n
+
+
+def _rows(tokens: np.ndarray, batch_size: int, time_steps: int) -> tuple[np.ndarray, int]:
+    check_length(len(tokens), batch_size, time_steps)
+    length = len(tokens) // batch_size
+    return tokens[: batch_size * length].reshape(batch_size, length), (length - 1) // time_steps

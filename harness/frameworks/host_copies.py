@@ -2,6 +2,7 @@
 
 import re
 
+SCRATCH = "LSTM_BENCH_SCRATCH"  # environment variable of a row's process: a folder for profiles, which goes with it
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
 
 

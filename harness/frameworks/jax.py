@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.host_copies import bytes_to_host
+from harness.frameworks.host_copies import SCRATCH, bytes_to_host
 
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
 
@@ -115,7 +115,7 @@ class JaxRuntime:
             counts once per program, however often it ran. On a CPU there are no kernels.
         """
         self.sync()
-        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._jax.profiler.start_trace(folder)
             try:
                 function()

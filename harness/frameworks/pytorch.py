@@ -125,7 +125,7 @@ class TorchRuntime:
 
 def _bytes_to_host(profile: object) -> int:
     """Of all copies to the host of over host_copies.SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
-    with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(host_copies.SCRATCH)) as folder:
         path = os.path.join(folder, "trace.json")
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8") as file:

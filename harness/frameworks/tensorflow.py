@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.host_copies import bytes_to_host
+from harness.frameworks.host_copies import SCRATCH, bytes_to_host
 
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
@@ -83,7 +83,7 @@ class TensorFlowRuntime:
             either device, "xla:<type>" and "xla:loop:<type>".
         """
         self.sync()
-        with tempfile.TemporaryDirectory(prefix="lstm-profile-") as folder:
+        with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._tf.profiler.experimental.start(folder)
             try:
                 function()

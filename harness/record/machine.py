@@ -243,6 +243,23 @@ def gpu_memory_used() -> int | None:
         return memory and int(memory.used)
 
 
+def memory_bytes() -> int:
+    """Bytes of memory that a process of this machine may have at most: RAM and swap, less where a container allows less."""
+    import psutil
+
+    found = psutil.virtual_memory().total + psutil.swap_memory().total
+    with contextlib.suppress(OSError, ValueError):  # no container of this kind, or "max": no limit
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found
+
+
+def gpu_memory_bytes() -> int | None:
+    """Bytes of memory of the first GPU; None without one, or where NVML cannot tell."""
+    with _first_gpu() as (nvml, gpu):
+        memory = _told(nvml.nvmlDeviceGetMemoryInfo, gpu) if nvml else None
+        return memory and int(memory.total)
+
+
 class CpuShare:
     """How much of the processors that this process may use others took since it was made."""
 

@@ -27,7 +27,8 @@ MAX_BYTES = 4 * 1024**2
 MAX_DEPTH = 16
 FOLDERS = ("rows", "layout", "logs")
 LOCK = "LSTM_BENCH_LOCK"  # environment variable: the descriptor of the lock that the parent lends, see Run.lent
-LEFT_OVER = (".*.tmp", "*/.*.tmp", "references/*.tmp")  # of a process that was killed while it wrote
+# Of a process that was killed: what it wrote, and the folders in which its rows' processes handed over their results.
+LEFT_OVER = (".*.tmp", "*/.*.tmp", "references/*.tmp")
 
 
 def record_name(record: Mapping[str, Any]) -> str:
@@ -270,7 +271,7 @@ def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) ->
     run = Run(path, lock, made, borrowed is not None)
     try:
         for left in (file for pattern in LEFT_OVER for file in path.glob(pattern)):
-            left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         if not (path / "run.json").exists():
             created = datetime.now(timezone.utc).isoformat(timespec="seconds")
             write_json(path / "run.json", {"schema": SCHEMA, "created": created, **(facts or {})})

@@ -29,6 +29,7 @@ EXCEPTIONS: dict[str, tuple[Changes, str]] = {
     "CONFIGS": (Changes.NOTHING, "what CONFIG picks from"),
     "PRESETS": (Changes.NOTHING, "what --quick and --full pick from"),
     "AXES": (Changes.NOTHING, "picks points, each with the constants of its own"),
+    "RUNS": (Changes.NOTHING, "what the suite picks from"),
     "WARMUP_BATCHES": (Changes.TIMING, _BATCHES),
     "WARMUP_LIMIT_S": (Changes.TIMING, _BATCHES),
     "TIMED_BATCHES": (Changes.TIMING, _BATCHES),

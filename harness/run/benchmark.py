@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +24,12 @@ from harness.frameworks import runtimes
 from harness.record import machine, records, schema, settings, software
 from harness.record.settings import Changes
 from harness.record.stopping_rule import StoppingRule
-from harness.run import child, options, processes, resume
+from harness.run import child, estimate, options, processes, progress, resume, sizes
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 NO_REASON = "the process gave no reason"
+PLAN_FLAG = "--plan"  # of the suite, before a script's other options: say what would run, and whether it can
 
 
 class Row(NamedTuple):
@@ -76,6 +77,8 @@ class Benchmark:
         modes: of the records of one row, by whether a flag was given: flags → modes.
         protocol: constants → the published protocol's constants; a run that departs from it drops the published columns.
         published: constants, row, mode, device → {column: figure}.
+        values: constants → numbers that a training step holds at once, at the least; what memory cannot hold is refused.
+        impossible: constants → why no data set has such a batch, or "".
     """
 
     script: str
@@ -89,6 +92,8 @@ class Benchmark:
     protocol: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     published: Callable[..., Mapping[str, Any]]
     flags: Mapping[str, str] = field(default_factory=dict)
+    values: Callable[[Mapping[str, Any]], int] = lambda constants: 0
+    impossible: Callable[[Mapping[str, Any]], str] = lambda constants: ""
 
     @property
     def name(self) -> str:
@@ -104,6 +109,9 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
     try:
+        if argv[:1] == [PLAN_FLAG]:
+            print(json.dumps((parent or Parent)(benchmark, argv[1:]).plan()))
+            return 0
         return (parent or Parent)(benchmark, argv).run()
     except CrashError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -159,15 +167,15 @@ class Parent:
                 needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
-        require("numpy", "pandas", "psutil", "tqdm")
-        locate(self.options.data)
-        if self.device == "gpu" and not machine.gpu_count():
-            raise UserError(machine.NO_GPU)
+        out = self._check()
         if self.echo:
             print(self.echo)
-        out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
-        if "resume" in self.flags and not out.exists():
-            print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
+        if "resume" in self.flags:
+            if not out.exists():
+                print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
+            elif others := resume.of_other_machines(out, self.device):
+                kept = f"{len(others)} records of other rows are another machine's and stay as they are"
+                print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)
         with records.open_run(out) as run:
             self.out = run.path
             try:
@@ -188,6 +196,40 @@ class Parent:
                 raise
             return self._draw()
 
+    def _check(self) -> Path:
+        """The run's folder, when everything that can be refused before it is opened has been looked at. Raises UserError."""
+        require("numpy", "pandas", "psutil", "tqdm")
+        locate(self.options.data)
+        if self.device == "gpu" and not machine.gpu_count():
+            raise UserError(machine.NO_GPU)
+        gpu_bytes = machine.gpu_memory_bytes() if self.device == "gpu" else None
+        for constants in self._points():
+            if impossible := self.benchmark.impossible(constants):
+                raise UserError(impossible)
+            sizes.check(constants, self.benchmark.values(constants), machine.memory_bytes(), gpu_bytes)
+        out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
+        if "resume" in self.flags:
+            resume.refuse_other_machine(out, self._names(), self.device)
+        return out
+
+    def _points(self) -> list[dict[str, Any]]:
+        """The constants that are measured with."""
+        return [self.constants]
+
+    def plan(self) -> dict[str, Any]:
+        """What would run: the rows that can, the processes of each, and the points that each process measures.
+
+        Raises UserError for what `run` would refuse.
+        """
+        self._check()
+        rows = {row: self.benchmark.rows[row].framework for row in self.rows if not self._cannot_run(row)}
+        return {
+            "rows": rows,
+            "processes": self.stopping_rule.least,
+            "points": len(self._points()),
+            "budget_s": self.stopping_rule.limit_s,
+        }
+
     def _say_if_nothing_runs(self) -> None:
         reasons = {row: self._cannot_run(row) for row in self.rows}
         if all(reasons.values()):
@@ -199,32 +241,51 @@ class Parent:
         layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
         records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
 
-    def _run_rows(self) -> None:
-        from tqdm import tqdm
+    def _timed_name(self) -> str:
+        """The script's name in benchmarks/seconds.json."""
+        return " ".join(
+            [self.benchmark.name, *(f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))]
+        )
 
+    def _expected(self, rows: Iterable[str]) -> tuple[dict[str, float], dict[str, int]]:
+        """{row: seconds that a process is expected to take}, {row: processes that it will get}."""
+        expected = estimate.Estimate(self.preset, self.device)
+        seconds = {row: expected.process_s(self._timed_name(), row, self.benchmark.rows[row].framework) for row in rows}
+        return seconds, {
+            row: estimate.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s) for row, s in seconds.items()
+        }
+
+    def _run_rows(self) -> None:
         wanted = [row for row in self.rows if not self._settled(row)]
         earlier = {row: self._earlier(row) for row in wanted}
+        if "resume" in self.flags:
+            self._say_what_is_replaced([row for row in wanted if not earlier[row]])
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.stopping_rule.least
-        with tqdm(
-            total=len(wanted) * least, initial=sum(done.values()), unit="process", desc=label, dynamic_ncols=True
-        ) as bar:
+        seconds, expected = self._expected(wanted)
+        with progress.of_script(label) as bar:
+            left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
             for process in itertools.count():
                 if not spent:
                     break
-                for number, row in enumerate(wanted, 1):
+                for row in wanted:
                     if row not in spent or process < done[row]:
                         continue
-                    place = f"{number}/{len(wanted)} rows, process {process + 1}/{max(least, process + 1)}"
-                    bar.set_description(f"{label}: {row} ({place})")
+                    bar.starts(f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row)
                     outcome = self._run_process(row, process)
                     spent[row] += outcome.seconds
-                    bar.total += process >= least
-                    bar.update()
-                    if not self._keep(row, outcome, process, spent[row]):
-                        bar.update(max(0, least - process - 1))
+                    goes_on = self._keep(row, outcome, process, spent[row])
+                    left.ends(row, goes_on)
+                    if not goes_on:
                         del spent[row]
+
+    def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
+        paths = {row: [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes] for row in rows}
+        measured = [row for row in rows if any(resume.was_measured(path, resumed=True) for path in paths[row])]
+        if measured:
+            why = "other settings, data, code or packages"
+            print(f"--resume: measured anew, since their records are of {why}: {', '.join(measured)}", file=sys.stderr)
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
@@ -372,4 +433,6 @@ class Parent:
 
     def _names(self) -> set[str]:
         """Of the records that this run is about."""
-        return {records.record_name(self._new_record(row, mode)) for row in self.rows for mode in self.modes}
+        same = {"benchmark": self.benchmark.name, "config": self.constants["CONFIG"], "device": self.device,
+                "precision": self.constants["PRECISION"]}  # fmt: skip
+        return {records.record_name({**same, "row": row, "mode": mode}) for row in self.rows for mode in self.modes}

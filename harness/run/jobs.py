@@ -1,4 +1,4 @@
-"""Which benchmarks a run of the suite starts, and with which options: the presets, and what the user wrote.
+"""Which benchmarks a run of the suite starts, and with which options: those of their headers, and what the user wrote.
 
 Reads the scripts' headers, never executes them; only the standard library is imported.
 """
@@ -16,32 +16,8 @@ from harness.errors import UserError
 from harness.run import options
 from harness.run.options import Constant, Header, Options
 
-# Of MNIST's rows those that train in about a minute: op by op, a training of 3 epochs takes PyTorch's cells many.
-MNIST_ROWS = (
-    "--rows=keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
-)
-MNIST_ROWS += "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"
-# What each preset runs: (script, its options). What the user wrote comes before them; see `plan`.
-JOBS: dict[str, list[tuple[str, list[str]]]] = {
-    "quick": [
-        ("mnist", [MNIST_ROWS]),
-        ("ptb", ["--config=small"]),
-        ("ptb", ["--config=small", "--train", "--rows=keras,block_fused"]),  # two rows: every one takes half a minute
-        ("ptb_sentences", []),
-        ("scaling", []),
-        ("stacked_lm", []),
-        ("synthetic", []),
-    ],
-    "full": [
-        ("mnist", [MNIST_ROWS]),
-        ("ptb", ["--config=large"]),
-        ("ptb", ["--config=small", "--train", "--rows=keras_cudnn"]),  # once: a schedule of 13 epochs takes minutes
-        ("ptb_sentences", []),
-        ("scaling", []),
-        ("stacked_lm", []),
-        ("synthetic", []),
-    ],
-}
+SCRIPTS = ("mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic")  # in the order in which they run
+PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
     "peers": "run_all.sh: install PyTorch and JAX too, on top of .venv; without them their rows are skipped",
@@ -64,11 +40,10 @@ class Job:
 
 def read_headers(folder: Path) -> dict[str, Header]:
     """The headers of the suite's scripts by name, in the order in which they run. Raises UserError."""
-    names = dict.fromkeys(name for jobs in JOBS.values() for name, _ in jobs)
-    missing = [name for name in names if not (folder / f"{name}.py").is_file()]
+    missing = [name for name in SCRIPTS if not (folder / f"{name}.py").is_file()]
     if missing:
         raise UserError(f"{folder}: {missing[0]}.py is missing; restore it from the repository")
-    return {name: options.read_header(folder / f"{name}.py") for name in names}
+    return {name: options.read_header(folder / f"{name}.py") for name in SCRIPTS}
 
 
 def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, list[str]]:
@@ -117,9 +92,8 @@ def plan(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], p
     rows: the rows of each script; one that has none of those that the user named falls away. None: not looked at.
     """
     jobs: list[Job] = []
-    for name, own in JOBS[preset]:
-        if name not in chosen:
-            continue
+    starts = [(name, own.split()) for name in headers if name in chosen for own in runs_of(headers[name], preset)]
+    for name, own in starts:
         header, flags = headers[name], SCRIPT_FLAGS.get(name, {})
         written = {key: value for key, value in found.values.items() if key in header.constants}
         if written.get("CONFIG", "") not in ("", *header.configs):
@@ -144,6 +118,12 @@ def plan(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], p
     return jobs
 
 
+def runs_of(header: Header, preset: str) -> list[str]:
+    """The options of each start of a script, from the table RUNS of its header; without one, a single start."""
+    runs = header.constants["RUNS"].default if "RUNS" in header.constants else {}
+    return runs.get(preset, [""])
+
+
 def _named(rows: object) -> list[str]:
     return [name.strip() for name in str(rows).split(",") if name.strip()]
 
@@ -154,18 +134,33 @@ def _text(value: object) -> str:
 
 def list_rows(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """What each script prints for --list. Raises UserError."""
+    return dict(zip(names, _ask(folder, [[name, "--list"] for name in names]), strict=True))
+
+
+def plans(folder: Path, jobs: Sequence[Job], common: Sequence[str]) -> list[dict]:
+    """What each job would run (harness.run.benchmark.Parent.plan). Raises UserError for what its script would refuse."""
+    return [
+        json.loads(answer) for answer in _ask(folder, [[job.name, "--plan", *job.arguments, *common] for job in jobs])
+    ]
+
+
+def _ask(folder: Path, commands: Sequence[Sequence[str]]) -> list[str]:
+    """What each script prints; `commands`: its name, then its options."""
     project = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [project, os.environ.get("PYTHONPATH")]))}
-    command = [sys.executable, "-m", "harness.run.listing", *(str(folder / f"{name}.py") for name in names)]
+    asked = json.dumps([[str(folder / f"{name}.py"), *rest] for name, *rest in commands])
+    command = [sys.executable, "-m", "harness.run.listing", asked]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise UserError(f"--list of benchmarks/ failed: {last}")
-    found = {}
-    for name, (status, printed, why) in zip(names, json.loads(done.stdout), strict=True):
+        raise UserError(f"{commands[0][1]} of benchmarks/ failed: {last}")
+    found = []
+    for (name, what, *_), (status, printed, why) in zip(commands, json.loads(done.stdout), strict=True):
+        if status == 2 and why.startswith("error: "):
+            raise UserError(why.removeprefix("error: "))
         if status:
-            raise UserError(f"benchmarks/{name}.py --list failed: {why}")
-        found[name] = printed
+            raise UserError(f"benchmarks/{name}.py {what} failed: {why}")
+        found.append(printed)
     return found
 
 

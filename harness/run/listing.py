@@ -1,4 +1,6 @@
-"""What several scripts print for --list, from one process: python -m harness.run.listing benchmarks/ptb.py benchmarks/mnist.py
+"""What several scripts print, from one process: python -m harness.run.listing '[["benchmarks/ptb.py", "--list"], …]'
+
+Each is asked as a user would, with --list, or with --plan (harness/run/benchmark.py).
 
 Writes one JSON list of [exit status, what the script printed, why it failed or ""]. A process per script would take most
 of its time to start, and to import what they all share.
@@ -12,19 +14,19 @@ import sys
 from collections.abc import Sequence
 
 
-def main(scripts: Sequence[str]) -> int:
-    answers = [_ask(script) for script in scripts]
+def main(argv: Sequence[str]) -> int:
+    answers = [_ask(command) for command in json.loads(argv[0])]
     json.dump(answers, sys.stdout)
     return 0
 
 
-def _ask(script: str) -> tuple[int, str, str]:
+def _ask(command: Sequence[str]) -> tuple[int, str, str]:
     """Run one script as a user would; what it does to end, to fail or to refuse stays its own."""
-    sys.argv = [script, "--list"]
+    sys.argv = list(command)
     printed, told = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(command[0], run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

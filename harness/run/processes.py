@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import CrashError
+from harness.frameworks.host_copies import SCRATCH
 
 # prctl(2): the signal that a process gets when its parent dies; and to be given the orphans of one's descendants
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -72,9 +73,10 @@ def run_child(
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             output = stack.enter_context(log.open("ab"))
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lstm-row-"))
-            result_path, job_path = Path(folder, "result.json"), Path(folder, "job.json")
-            progress = Path(folder, "progress.json")
+            # In the run's folder, not in the temporary one: what a killed parent leaves there, the next run removes.
+            run = log.absolute().parent.parent
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".row-", suffix=".tmp", dir=run))
+            result_path, job_path, progress = (Path(folder, name) for name in ("result", "job", "progress"))
             paths = {"result": str(result_path), **({"progress": str(progress)} if watch else {})}
             job_path.write_text(json.dumps({**job, **paths, "parent": os.getpid()}))
             child = subprocess.Popen(
@@ -82,14 +84,12 @@ def run_child(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, SCRATCH: folder, **(env or {})},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
             )
         except OSError as error:
             where, what = error.filename or log.parent, error.strerror or error
-            raise CrashError(
-                f"{where}: a process cannot be started ({what}); free some space there or in TMPDIR"
-            ) from error
+            raise CrashError(f"{where}: a process cannot be started ({what}); free some space there") from error
         try:
             status = _wait(child, limit_s, progress, watch) if watch else child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.errors import UserError
 from harness.record import frameworks, machine, records, settings
 from harness.record.schema import RecordError
 
@@ -22,6 +23,39 @@ class Today(NamedTuple):
     constants: Mapping[str, Any]
     device: str
     sha256: Mapping[str, str] | None
+
+
+def refuse_other_machine(run: Path, names: Collection[str], device: str) -> None:
+    """UserError where a row's earlier record is another machine's, which --resume would replace.
+
+    Args:
+        run: the run's folder, which need not be there.
+        names: of the records that are to be kept or made.
+    """
+    for name in sorted(names):
+        path = run / "rows" / f"{name}.json"
+        if path.exists() and (difference := other_machine(records.read_record(path), device)):
+            what_to_do = (
+                "choose another folder with --out, or leave --resume out to measure these rows anew in its place"
+            )
+            raise UserError(f"--resume: {path}: {difference}; {what_to_do}")
+
+
+def of_other_machines(run: Path, device: str) -> list[str]:
+    """What tells the measured records of a run that another machine has made, one line each; those of this device."""
+    found, _ = records.read_run(run) if (run / "run.json").is_file() else ([], [])
+    measured = [record for record in found if record["status"] == "ok" and record["device"] == device]
+    return [difference for record in measured if (difference := other_machine(record, device))]
+
+
+def other_machine(record: Mapping, device: str) -> str:
+    """On which other machine a record was measured, as far as it says: "" for this one. Skipped rows have none."""
+    facts = machine.facts(device)
+    for key, title in {"gpu": "GPU", "cpu": "CPU", "cores": "cores"}.items():
+        then = record["environment"].get(key)
+        if record["status"] == "ok" and then is not None and then != facts[key]:
+            return f"measured with {title} {then!s:.60}, this machine has {facts[key] or 'none'}"
+    return ""
 
 
 def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
@@ -85,14 +119,15 @@ def write_skipped(run: str | os.PathLike, skipped: Sequence[Mapping], resumed: b
     """
     kept = []
     for record in skipped:
-        if _was_measured(records.path_of(run, record), resumed):
+        if was_measured(records.path_of(run, record), resumed):
             kept.append(record["mode"])
         else:
             records.write_record(run, record)
     return kept
 
 
-def _was_measured(path: Path, resumed: bool) -> bool:
+def was_measured(path: Path, resumed: bool) -> bool:
+    """Whether there is a record, and with figures; `resumed` as for `write_skipped`."""
     try:
         return path.exists() and records.read_record(path)["status"] == "ok"
     except RecordError:

@@ -19,15 +19,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
-from harness.run import options, processes
-from harness.run.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
+from harness.run import estimate, jobs, options, processes, progress
+from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,7 @@ USAGE = [
 ]
 NEEDED = ["tensorflow", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "pynvml", "psutil", "cpuinfo"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TICK_S = 1.0  # between two looks at the clock
 GRACE_S = 20.0  # how long a benchmark may take to end its row and write its tables after Ctrl-C
 
 
@@ -89,20 +91,44 @@ def default_out(device: str, resume: bool, results: Path = PROJECT / "results") 
     return results / (f"{name}-{last + 1}" if last else name)
 
 
-def run_job(command: Sequence[str], lent: Mapping[str, Any] | None = None) -> int:
+def run_job(command: Sequence[str], lent: Mapping[str, Any], bar: progress.Whole) -> int:
     """Run one benchmark to its end and return its exit status; `lent`: of records.Run.
 
-    It has a session of its own, so that Ctrl-C in the terminal reaches this process alone, which hands it on once. It dies
-    with this process, when that is killed. Raises Interrupted when no process of it is left.
+    What it prints goes through `bar`, which draws itself below it; to `bar` it reports its progress. It has a session of its
+    own, so that Ctrl-C in the terminal reaches this process alone, which hands it on once. It dies with this process, when that
+    is killed. Raises Interrupted when no process of it is left.
     """
-    child, family = None, []
+    child, family, threads = None, [], []
     die_too = functools.partial(processes.end_with, os.getpid())
+    reports, end_of_child = os.pipe()
+    environment = {**lent["env"], progress.REPORTS: str(end_of_child), "PYTHONUNBUFFERED": "1"}
     try:
         with _held_back():
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_too, **(lent or {})
-            )
-        return child.wait()
+            try:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=die_too,
+                    pass_fds=(*lent["pass_fds"], end_of_child),
+                    env=environment,
+                )
+            finally:
+                os.close(end_of_child)
+            heard = [
+                (child.stdout, lambda line: bar.write(line, sys.stdout)),
+                (child.stderr, lambda line: bar.write(line, sys.stderr)),
+                (os.fdopen(reports, "rb"), bar.hears),
+            ]
+            threads = [threading.Thread(target=_hear, args=pipe, daemon=True) for pipe in heard]
+            for thread in threads:
+                thread.start()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=TICK_S)
+            bar.tick()
     except Interrupted:
         if child:
             family = _descendants(child.pid)  # while they can be found: a row has a session of its own
@@ -114,6 +140,15 @@ def run_job(command: Sequence[str], lent: Mapping[str, Any] | None = None) -> in
         if child:
             with _held_back():
                 _end(child, family)
+                for thread in threads:
+                    thread.join(GRACE_S)
+
+
+def _hear(pipe: IO[bytes], what: Callable[[str], None]) -> None:
+    """Hand each line of a child's pipe on, until nobody holds its other end any longer."""
+    with pipe:
+        for line in pipe:
+            what(line.decode("utf-8", "replace").rstrip("\n"))
 
 
 @contextlib.contextmanager
@@ -168,7 +203,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
         raise UserError(options.NO_TF32)
     preset = found.preset or ("full" if gpu else "quick")
-    jobs = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
+    planned = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
     locate(found.data)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
@@ -181,12 +216,15 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append(f"--repeat-until={100 * found.repeat_until:g}%")
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
+    parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
     with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
-        say(f"{preset} on {device}: {len(jobs)} run{'s' * (len(jobs) != 1)}, into {_shown(out)}")
-        if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
+        slowness = estimate.slowness()
+        say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
+        if left_out := [name for name in chosen if name not in {job.name for job in planned}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
         try:
-            status, failed = run_jobs(jobs, common, folder, held.lent())
+            with progress.Whole(parts, slowness) as bar:
+                status, failed = run_jobs(planned, common, folder, held.lent(), bar)
         except Interrupted:
             again = f"the same command with --resume --out={_shown(out)} goes on"
             say(f"interrupted; the finished rows are in {_shown(out)}; {again}")
@@ -195,13 +233,36 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
             held.discard()
     if status != 2:
         try:
-            report(out, {job.name for job in jobs})
+            report(out, {job.name for job in planned})
         except CrashError as error:
             failed.append(f"error: {error}")
             status = 1
     for line in failed:
         say(line)
     return status
+
+
+def _parts(
+    planned: Sequence[jobs.Job], common: Sequence[str], preset: str, device: str, folder: Path
+) -> list[progress.Part]:
+    """What each job is expected to take. Raises UserError for what its script would refuse."""
+    expected, parts = estimate.Estimate(preset, device), []
+    for job, ran in zip(planned, jobs.plans(folder, planned, common), strict=True):
+        name = " ".join([job.name, *(argument for argument in job.arguments if "=" not in argument)])
+        parts.append(progress.Part(str(job), expected.preparation_s(name), *expected.rows_of(name, ran)))
+    return parts
+
+
+def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, preset: str, device: str) -> str:
+    """Such as "26 processes in 7 runs, about 8 min"."""
+    processes_in_all = sum(part.processes for part in parts)
+    text = f"{processes_in_all} processes in {len(parts)} run{'s' * (len(parts) != 1)}"
+    if not estimate.Estimate(preset, device).known:
+        return f"{text}; for how long, the progress says after the first of them"
+    seconds = slowness * sum(part.preparation_s + part.rows_s for part in parts)
+    own = [name for name in found.values if name not in ("ROWS", "CONFIG", "PRECISION", "SEED")]
+    than = f", without your --{own[0].lower().replace('_', '-')}" if own else ""
+    return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"
 
 
 def _asked_for_gpu(found: Options) -> bool:
@@ -222,14 +283,15 @@ def _rows(found: Options, chosen: Sequence[str], folder: Path) -> dict[str, list
 
 
 def run_jobs(
-    jobs: Sequence[Job], common: Sequence[str], folder: Path, lent: Mapping[str, Any] | None = None
+    jobs: Sequence[Job], common: Sequence[str], folder: Path, lent: Mapping[str, Any], bar: progress.Whole
 ) -> tuple[int, list[str]]:
     """(exit status, one line per job that failed): a failed one does not stop the others, wrong input does."""
     failed = []
     for number, job in enumerate(jobs, 1):
         place = f"[{number}/{len(jobs)}] {job}"
-        say(place)
-        status = run_job([sys.executable, str(folder / f"{job.name}.py"), *job.arguments, *common], lent)
+        bar.write(place, sys.stdout)
+        bar.begins(number - 1)
+        status = run_job([sys.executable, str(folder / f"{job.name}.py"), *job.arguments, *common], lent, bar)
         if status == 2:  # the script has said what was wrong: the other scripts would say it again
             return 2, failed
         if status in (130, -signal.SIGINT):
@@ -237,7 +299,8 @@ def run_jobs(
         if status:
             how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
             failed.append(f"{place}: ended {how}; see above")
-            say(failed[-1])
+            bar.write(failed[-1], sys.stdout)
+    bar.begins(len(jobs))
     return (1 if failed else 0), failed
 
 
@@ -291,7 +354,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         headers = read_headers(folder)
         found, chosen = parse(argv, headers)
         rows = _rows(found, chosen, folder)
-        for preset in JOBS:
+        for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
         _asked_for_gpu(found)

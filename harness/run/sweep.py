@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UserError
-from harness.run import benchmark, processes
+from harness.run import benchmark, processes, progress
 from harness.run.options import Header
 
 
@@ -98,30 +98,33 @@ class Sweep(benchmark.Parent):
         point.constants = {**self.constants, "CONFIG": name, **self.shapes[name]}
         return point
 
+    def _points(self) -> list[dict[str, Any]]:
+        return [self._at(name).constants for name in self.shapes]
+
     def _names(self) -> set[str]:
         return {name for point in map(self._at, self.shapes) for name in benchmark.Parent._names(point)}
 
     def _run_rows(self) -> None:
-        from tqdm import tqdm
-
         self._data()  # before it is copied: each point would ask anew
         wanted = {row: self._wanted(row) for row in self.rows}
         every, least = list(itertools.chain(*wanted.values())), self.stopping_rule.least
         for point in every:
             point.parent._matmul_found = self._matmul()
-        with tqdm(total=len(every) * least, initial=sum(point.done for point in every), unit="point",
-                  desc=self.benchmark.name, dynamic_ncols=True) as bar:  # fmt: skip
+        seconds, expected = self._expected(wanted)
+        with progress.of_script(self.benchmark.name) as bar:
+            left = progress.Left(
+                bar,
+                {(row, point.name): seconds[row] for row, points in wanted.items() for point in points},
+                {(row, p.name): max(0, expected[row] - p.done) for row, points in wanted.items() for p in points},
+            )
             for process in itertools.count():
                 wanted = {row: points for row, points in wanted.items() if points}
                 if not wanted:
                     break
                 for row, points in wanted.items():
                     due = [point for point in points if point.done <= process]
-                    bar.total += len(due) * (process >= least)
-                    bar.set_description(
-                        f"{self.benchmark.name}: {row} (process {process + 1}/{max(least, process + 1)})"
-                    )
-                    ended = self._measure(row, due, process, bar) if due else []
+                    bar.starts(f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row)
+                    ended = self._measure(row, due, process, left) if due else []
                     wanted[row] = [point for point in points if point not in ended]
 
     def _wanted(self, row: str) -> list[Point]:
@@ -135,15 +138,15 @@ class Sweep(benchmark.Parent):
                 wanted.append(Point(point, done, max((record.get("spent_s", 0.0) for record in earlier), default=0.0)))
         return wanted
 
-    def _measure(self, row: str, due: Sequence[Point], process: int, bar: Any) -> list[Point]:
+    def _measure(self, row: str, due: Sequence[Point], process: int, left: progress.Left) -> list[Point]:
         """Measure a row once at each of these points; those that get no further process."""
         ended: list[Point] = []
 
         def keep(point: Point, outcome: processes.Outcome) -> None:
             point.spent_s += outcome.seconds
-            bar.update()
-            if not point.parent._keep(row, outcome, process, point.spent_s):
-                bar.update(max(0, self.stopping_rule.least - process - 1))
+            goes_on = point.parent._keep(row, outcome, process, point.spent_s)
+            left.ends((row, point.name), goes_on)
+            if not goes_on:
                 ended.append(point)
 
         rest = []

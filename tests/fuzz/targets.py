@@ -248,7 +248,7 @@ class CommandLines(Target):
 
     def feed(self, content: list[str]) -> None:
         found, chosen = jobs.parse(content, self.headers)
-        for preset in jobs.JOBS:
+        for preset in jobs.PRESETS:
             for job in jobs.plan(found, chosen, self.headers, preset):
                 header = self.headers[job.name]
                 given = options.parse(header, job.arguments, jobs.SCRIPT_FLAGS.get(job.name, {}))

@@ -1,5 +1,6 @@
 """What a script refuses: one clear line, exit status 2, no traceback, and every finished row kept."""
 
+import errno
 import importlib.util
 import os
 import resource
@@ -137,8 +138,12 @@ def test_no_space_for_temporary_files_is_one_line_and_finished_rows_are_kept(stu
     assert stub.main("--rows=first") == 0
     first = stub.record("first")
     capfd.readouterr()
+
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(stub.out))
+
     with monkeypatch.context() as patched:
-        patched.setattr("tempfile.tempdir", str(stub.folder / "gone"))
+        patched.setattr("tempfile.mkdtemp", no_space)
         assert stub.main() == 1
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(told) == 1 and "free some space" in told[0]

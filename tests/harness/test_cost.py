@@ -153,7 +153,7 @@ def processor_s(command: list, tries: int, **keywords) -> float:
     return min(taken)
 
 
-SCRIPTS = sorted({name for name, _ in jobs.JOBS["quick"]})
+SCRIPTS = sorted(jobs.SCRIPTS)
 
 
 @pytest.mark.parametrize("command", [

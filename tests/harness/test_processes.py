@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.record import records
 from harness.run import child, processes
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -230,17 +231,39 @@ def test_a_crash_behind_the_result_keeps_it_with_a_note(run, ends, note):
 
 def test_job_is_handed_over_as_json_with_the_name_of_its_result(run):
     outcome = run("processes.write_result(job, job)", {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}})
-    assert outcome.result.pop("result").endswith("result.json") and outcome.result.pop("parent") == os.getpid()
+    assert outcome.result.pop("result").endswith("/result") and outcome.result.pop("parent") == os.getpid()
     assert outcome.result == {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}}
     assert json.dumps(outcome.result)
 
 
-def test_nothing_of_a_child_stays_in_the_temporary_folder(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path / "scratch"))
-    (tmp_path / "scratch").mkdir()
+def test_nothing_of_a_child_stays_behind(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     for body in ("processes.write_result(job, {})", "sys.exit(1)"):
-        run(body)
-    assert list((tmp_path / "scratch").iterdir()) == []
+        run(f"open(os.path.join(os.environ['LSTM_BENCH_SCRATCH'], 'profile'), 'w').close(); {body}")
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "stub.py", "temporary"]
+
+
+def test_what_a_killed_parent_leaves_lies_in_the_runs_folder_and_the_next_run_removes_it(stub, tmp_path):
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    script = stub("note('child', os.getpid()); time.sleep(60)")
+    code = (
+        "import sys; from pathlib import Path; from harness.record import records; from harness.run import processes\n"
+        "with records.open_run(sys.argv[1]) as run:\n"
+        "    processes.run_child(Path(sys.argv[2]), {}, limit_s=60, log=run.path / 'logs' / 'a.log')"
+    )
+    command = [sys.executable, "-c", code, str(out), str(script)]
+    parent = subprocess.Popen(command, cwd=PROJECT, env={**os.environ, "TMPDIR": str(temporary)})
+    child_pid = noted(tmp_path, "child")
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: is_gone(child_pid))
+    assert list(temporary.iterdir()) == []
+    assert len(list(out.glob(".row-*.tmp"))) == 1
+    with records.open_run(out):
+        assert [path.name for path in out.glob(".*")] == [".lock"]
 
 
 # Progress

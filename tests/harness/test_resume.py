@@ -29,10 +29,11 @@ def test_resume_runs_finished_rows_not_again_and_failed_ones_again(stub):
     assert stub.rows_started() == [], "a row is finished whatever other rows were asked for"
 
 
-def test_resume_runs_rows_again_whose_constants_changed(stub):
+def test_resume_runs_rows_again_whose_constants_changed_and_says_so(stub, capfd):
     assert stub.main("--rows=first") == 0
     stub.starts()
     assert stub.main("--rows=first", "--units=32", "--resume") == 0
+    assert "--resume: measured anew" in (told := capfd.readouterr().err) and told.rstrip().endswith(": first")
     assert stub.rows_started() == ["first 0"]
     assert stub.record("first")["config"]["UNITS"] == 32
 
@@ -87,9 +88,9 @@ def change(stub, **facts):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("cpu", "another"), ("cores", 1000), ("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"}),
+    ("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"}),
 ])  # fmt: skip
-def test_resume_runs_rows_again_that_ran_on_another_machine(stub, key, value):
+def test_resume_runs_rows_again_that_ran_with_other_software(stub, key, value):
     here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
     here["variables"] = {
         **machine.VARIABLES,
@@ -152,3 +153,41 @@ def test_resume_goes_on_with_the_seconds_that_a_row_has_spent(stub):
     assert stub.record("first")["notes"] == [BUDGET_NOTE] and stub.record("first")["spent_s"] > 100
     assert stub.main("--processes=1", "--rows=first") == 0
     assert stub.record("first")["spent_s"] < 60, "measured anew"
+
+
+# Another machine
+
+
+def of_another_machine(stub, row: str, **facts) -> None:
+    for mode in ("forward", "train"):
+        record = stub.record(row, mode)
+        record["environment"] |= facts
+        records.write_record(stub.out, record)
+
+
+@pytest.mark.parametrize("facts", [{"cpu": "Another CPU"}, {"cores": 4096}])
+def test_resume_refuses_records_of_another_machine_and_leaves_them_alone(stub, capfd, facts):
+    assert stub.main("--rows=first") == 0
+    of_another_machine(stub, "first", **facts)
+    before = stub.record("first")
+    stub.starts()
+    capfd.readouterr()
+    assert stub.main("--rows=first,second", "--resume") == 2
+    told = capfd.readouterr().err
+    assert told.startswith("error: --resume: ") and told.count("\n") == 1
+    assert all(
+        word in told for word in ("stub.small.first.", str(next(iter(facts.values()))), "--out", "this machine has")
+    )
+    assert stub.starts() == [] and stub.record("first") == before
+    assert stub.main("--rows=first") == 0, "without --resume it is measured anew"
+    assert stub.record("first")["environment"].get("cpu") != "Another CPU"
+
+
+def test_records_of_another_machine_that_are_not_asked_for_stay_and_are_told(stub, capfd):
+    assert stub.main("--rows=first") == 0
+    of_another_machine(stub, "first", cpu="Another CPU")
+    before = stub.record("first")
+    capfd.readouterr()
+    assert stub.main("--rows=second", "--resume") == 0
+    assert "2 records of other rows are another machine's" in capfd.readouterr().err
+    assert stub.record("first") == before and stub.record("second")["status"] == "ok"

@@ -23,6 +23,7 @@ CONFIG = "{config}"
 CONFIGS = {configs}
 UNITS = None  # per layer
 EPOCHS = 1
+{runs}
 {more}
 ROWS = "all"
 PRECISION = "fp32"
@@ -36,6 +37,9 @@ here = Path(__file__)
 if "--list" in sys.argv:
     print("keras   vanilla")
     print("{row}   only here")
+    sys.exit()
+if "--plan" in sys.argv:
+    print(json.dumps({"rows": {"keras": "tensorflow", "{row}": "torch"}, "processes": 2, "points": 1, "budget_s": 1000.0}))
     sys.exit()
 with open(here.with_name("started"), "a") as file:
     file.write(json.dumps([here.stem, time.time(), *sys.argv[1:]]) + "\\n")
@@ -62,7 +66,12 @@ def write_scripts(folder: Path) -> Path:
         config, configs = ("large", {"small": {"UNITS": 8}, "large": {"UNITS": 16}}) if name == "ptb" else ("only", {})
         configs = configs or {"only": {"UNITS": 8}}
         more = "NOISE = 0.1" if name == "synthetic" else ""
-        header = HEADER.format(config=config, configs=configs, more=more)
+        runs = {
+            preset: [f"--config={c}", "--config=small --train"] for preset, c in (("full", "large"), ("quick", "small"))
+        }
+        header = HEADER.format(
+            config=config, configs=configs, more=more, runs=f"RUNS = {runs}" if name == "ptb" else ""
+        )
         (folder / f"{name}.py").write_text(header + BODY.replace("{row}", f"row_of_{name}"))
     return folder
 

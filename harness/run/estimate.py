@@ -1,0 +1,94 @@
+"""How long a run will take: what each row took on a machine where it was measured, times how much slower this one is now.
+
+    python -m harness.run.estimate results/cpu-2-core         # a run's own seconds per process, for benchmarks/seconds.json
+
+The table is benchmarks/seconds.json. A row's process imports, traces and compiles most of its time, so that a fixed piece of such
+work, Python's own compiler on one of its modules, says how fast this machine is, and how busy. Standard library only.
+"""
+
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.record import records
+
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
+UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
+COMPILE_S = 0.0100  # of `slowness`'s piece of work on 2 idle cores of the processor that the table is of
+TRIES = 40  # long enough for other processes to get their turns
+
+
+class Estimate:
+    """Seconds of the parts of a run in one preset on one device.
+
+    Attributes:
+        known: whether a run like this one has been measured.
+    """
+
+    def __init__(self, preset: str, device: str) -> None:
+        found = _table().get(f"{preset} {device}", {})
+        self.known, self._seconds = bool(found), found
+
+    def process_s(self, script: str, row: str, framework: str) -> float:
+        """Of one process of a row, at one point; `script`: its name, with " --train" for PTB's schedule."""
+        own = self._seconds.get(script, {})
+        return own.get(row, own.get(framework, UNKNOWN_S))
+
+    def rows_of(self, script: str, plan: Mapping[str, Any]) -> tuple[float, int]:
+        """(seconds, processes) of one start of a script; plan: harness.run.benchmark.Parent.plan. A point counts as a process."""
+        seconds = [self.process_s(script, row, framework) for row, framework in plan["rows"].items()]
+        counts = [plan["points"] * processes_of(one, plan["processes"], plan["budget_s"]) for one in seconds]
+        return sum(one * count for one, count in zip(seconds, counts, strict=True)), sum(counts)
+
+    def preparation_s(self, script: str) -> float:
+        """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
+        return self._seconds.get(script, {}).get("preparation", UNKNOWN_S)
+
+
+def processes_of(seconds: float, processes: int, budget_s: float) -> int:
+    """Processes that a row gets within its budget, which is looked at between two of them."""
+    return min(processes, int(budget_s // seconds) + 1)
+
+
+@functools.lru_cache
+def _table() -> dict:
+    return json.loads(TABLE.read_text())
+
+
+def slowness() -> float:
+    """How many times longer than where the table was measured this machine takes for the same work, as busy as it is now."""
+    source = Path(json.decoder.__file__).read_text() + Path(functools.__file__).read_text()
+    start = time.perf_counter()
+    for _ in range(TRIES):
+        compile(source, "compiled", "exec")
+    return (time.perf_counter() - start) / TRIES / COMPILE_S
+
+
+def minutes(seconds: float) -> str:
+    """Such as "40 s", "7 min" or "2 h 10 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min" if hours else f"{rest} min"
+
+
+def main(runs: Sequence[str]) -> int:
+    """Print {script: {row: seconds per process}} of the records of these runs."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for record in (record for run in runs for record in records.read_run(run)[0]):
+        if record["status"] == "ok" and record.get("spent_s"):
+            train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
+            rows = found.setdefault(record["benchmark"] + train, {})
+            rows.setdefault(record["row"], []).append(record["spent_s"] / len(record["blocks_ms"]))
+    medians = {name: {row: round(statistics.median(s), 1) for row, s in rows.items()} for name, rows in found.items()}
+    print(json.dumps(medians, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""How far a run is, and how long it will take: one bar over all scripts, and what it goes by."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from harness.record import machine
+from harness.run import benchmark, estimate, jobs, progress
+from tests.harness.test_suite import run, started, write_scripts
+
+PROJECT = Path(__file__).resolve().parents[2]
+PARTS = [progress.Part("a", 10.0, 60.0, 3), progress.Part("b", 10.0, 20.0, 1)]
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    return write_scripts(tmp_path / "bench marks")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_time_left_is_what_was_expected_and_then_follows_what_is_measured(clock):
+    bar = progress.Whole(PARTS, slowness=2.0)
+    bar.begins(0)
+    assert bar.left_s() == pytest.approx(200.0)  # before anything has ended: twice what the table says
+    clock[0] = 30.0
+    bar.hears(json.dumps(["total", 60.0, 3]))
+    for number in range(1, 4):
+        bar.hears(json.dumps(["starts", "row"]))
+        clock[0] = 30.0 + 60.0 * number
+        bar.hears(json.dumps(["ends", 20.0, 1]))
+    expected = (210.0 + 2.0 * progress.BELIEF_S) / (70.0 + progress.BELIEF_S) * 30.0
+    assert bar.left_s() == pytest.approx(expected)
+    clock[0] += 10.0
+    assert bar.left_s() == pytest.approx(expected - 10.0)
+    clock[0] += 1e6
+    assert bar.left_s() == 0.0
+
+
+def test_rows_that_resume_has_kept_are_taken_out_and_a_script_that_crashed_counts_as_done(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    bar = progress.Whole(PARTS, slowness=1.0)
+    bar.begins(0)
+    bar.hears(json.dumps(["total", 20.0, 1]))
+    assert "0/2 a preparation" in capsys.readouterr().err
+    clock[0] = 30.0
+    bar.begins(1)
+    assert "1/2 b preparation, about 30 s left" in capsys.readouterr().err
+    bar.begins(2)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then_and_no_flood(clock, capsys):
+    with progress.Progress("mnist") as bar:
+        bar.total(300.0, 300)
+        for number in range(300):
+            clock[0] += 1.0
+            bar.starts(f"row_{number}")
+            bar.ends(1.0)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 300 // progress.LINE_S and "mnist row_" in told[0]
+    assert all("\r" not in line for line in told)
+
+
+def test_one_bar_spans_the_whole_run_on_a_terminal_and_what_scripts_print_stays_whole(scripts):
+    tell = (
+        "\nimport os\npipe = os.fdopen(int(os.environ['LSTM_BENCH_PROGRESS']), 'w')\n"
+        "print(json.dumps(['starts', 'the_row']), file=pipe, flush=True)\nprint('printed by', here.stem)\n"
+        "print(json.dumps(['ends', 20.0, 4]), file=pipe, flush=True)\n"
+    )
+    for script in scripts.glob("*.py"):
+        text = script.read_text()
+        script.write_text(text.replace("sys.exit(int(does or 0))", tell + "sys.exit(int(does or 0))"))
+    code = (
+        "import sys; from pathlib import Path; from harness.run import suite\n"
+        "sys.exit(suite.main(['--quick', '--device=cpu', '--out=' + sys.argv[2]], Path(sys.argv[1])))"
+    )
+    own, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    command = [sys.executable, "-c", code, str(scripts), str(scripts.parent / "out")]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL)
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(own, 65536)
+        except OSError:  # nobody has the terminal open any longer
+            break
+        if not part:
+            break
+        seen += part
+    assert process.wait() == 0, seen.decode()
+    text = seen.decode()
+    counts = [tuple(map(int, found)) for found in re.findall(r"\| (\d+)/(\d+) ", text)]
+    assert {total for _, total in counts} == {28} and [done for done, _ in counts] == sorted(done for done, _ in counts)
+    assert counts[0][0] == 0 and counts[-1][0] == 28
+    assert "the_row, about" in text
+    for name in jobs.SCRIPTS:
+        assert re.search(rf"(^|[\r\n\x1b]|\x1b\[A)\s*printed by {name}\r?\n", text), name
+
+
+def test_script_reports_to_the_suite_instead_of_drawing_a_bar_of_its_own(stub, monkeypatch, capfd):
+    reports, own = os.pipe()
+    monkeypatch.setenv(progress.REPORTS, str(own))
+    assert stub.main("--rows=first,flaky", "--processes=2") == 1
+    with os.fdopen(reports) as pipe:
+        told = [json.loads(line) for line in pipe]
+    assert told[0] == ["total", 4 * estimate.UNKNOWN_S, 4]
+    assert ["starts", "first, process 1 of 2"] in told
+    ended = [rest for kind, *rest in told if kind == "ends"]
+    assert sum(processes for _, processes in ended) == 4, "flaky fails in its first process: its second is over as well"
+    assert "left" not in capfd.readouterr().err
+
+
+def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "slowness", lambda: 1.5)
+    assert run(scripts, "--quick", "--device=cpu", "--only=synthetic") == 0
+    rows_s = 2 * (10.6 + estimate.UNKNOWN_S)
+    seconds = 1.5 * (estimate.Estimate("quick", "cpu").preparation_s("synthetic") + rows_s)
+    assert f"4 processes in 1 run, about {estimate.minutes(seconds)}\n" in capsys.readouterr().out
+    assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--epochs=9") == 0
+    assert "about" in (line := capsys.readouterr().out) and "without your --epochs" in line
+    assert run(scripts, "--full", "--device=cpu", "--only=synthetic") == 0
+    assert "about" not in (line := capsys.readouterr().out.splitlines()[0]) and "progress says" in line
+
+
+def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
+    frameworks = {"preparation", "tensorflow", "torch", "jax"}
+    for key, scripts_of in json.loads(estimate.TABLE.read_text()).items():
+        for name, seconds in scripts_of.items() if key != "about" else ():
+            if name == "machine":
+                continue
+            module = __import__(f"benchmarks.{name.split()[0]}", fromlist=["ROWS_TABLE"])
+            assert set(seconds) <= frameworks | set(module.ROWS_TABLE), (key, name)
+            assert all(value > 0 for value in seconds.values())
+
+
+def test_what_a_script_would_refuse_is_refused_by_the_suite_before_anything_is_written(scripts, capsys):
+    script = scripts / "synthetic.py"
+    refuses = (
+        "if '--plan' in sys.argv:\n    print('error: too large', file=sys.stderr)\n    sys.exit(2)\nif '--plan' in"
+    )
+    script.write_text(script.read_text().replace('if "--plan" in', refuses))
+    assert "too large" in script.read_text()
+    assert run(scripts, "--quick", "--device=cpu") == 2
+    assert capsys.readouterr().err == "error: too large\n"
+    assert not started(scripts) and not (scripts.parent / "out").exists()
+
+
+def test_processes_within_a_budget_are_counted_as_the_rounds_do():
+    assert estimate.processes_of(10.0, 3, 30.0) == 3
+    assert estimate.processes_of(20.0, 3, 30.0) == 2
+    assert estimate.processes_of(40.0, 3, 30.0) == 1
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("option", ["--time-steps=99999999", "--batch-size=100000", "--units=10000000"])
+@pytest.mark.parametrize("name", jobs.SCRIPTS)
+def test_size_that_cannot_run_is_one_line_and_nothing_is_written(name, option, tmp_path, capsys):
+    module = __import__(f"benchmarks.{name}", fromlist=["BENCHMARK"])
+    if not hasattr(module, option[2:].split("=")[0].upper().replace("-", "_")) or (
+        name == "mnist" and "time-steps" in option
+    ):
+        pytest.skip("has no such option")
+    parent = getattr(module, "sweep", benchmark).main
+    assert parent(module.BENCHMARK, ["--quick", "--device=cpu", f"--out={tmp_path / 'out'}", option]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1 and option in told and "give a smaller" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_of_the_gpu_counts_where_a_gpu_is_asked_for(stub, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    monkeypatch.setattr(machine, "gpu_memory_bytes", lambda: 2 * 1024**3)
+    stub.module.BENCHMARK.values = lambda c: 1024**3
+    assert benchmark.main(stub.module.BENCHMARK, ["--device=gpu", f"--out={tmp_path / 'new'}"]) == 2
+    assert "4 GiB of memory are needed at the least, this GPU has 2" in capfd.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_presets_of_every_script_fit_into_a_small_machine(monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * 1024**3)
+    for name in jobs.SCRIPTS:
+        module = __import__(f"benchmarks.{name}", fromlist=["BENCHMARK"])
+        parent = getattr(module, "sweep", None)
+        kind = parent.Sweep if parent else benchmark.Parent
+        for preset in jobs.PRESETS:
+            assert kind(module.BENCHMARK, [f"--{preset}", "--device=cpu"]).plan()["rows"]
