@@ -29,6 +29,7 @@ else
     install
   fi
   python="$venv/bin/python"
+  link_cusolver
   install_dev
 fi
 if [ -z "${LSTM_BENCH_DATA:-}" ] && [ -d "$root/../shared/data" ]; then

@@ -1,11 +1,8 @@
-"""The frameworks that rows run in: which are installed, and each one configured for a row. Imports none of them itself."""
+"""The frameworks that rows run in, each one configured for a row. Imports none of them itself."""
 
-import importlib.util
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-PEERS = "not installed: ./run_all.sh --peers"
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
 # framework: the packages (of harness.record.machine.PACKAGES) whose versions concern its own rows alone.
 FRAMEWORKS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "torch": ("torch",), "jax": ("jax", "jaxlib")}
@@ -80,13 +77,6 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
 
         return JaxRuntime(device, precision, threads)
     raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
-
-
-def missing(framework: str) -> str:
-    """Why the rows of a framework cannot run here, or "". Without TensorFlow nothing can: the child's own error says so."""
-    if framework == "tensorflow" or importlib.util.find_spec(framework) is not None:
-        return ""
-    return "needs Python 3.11" if framework == "jax" and sys.version_info < (3, 11) else PEERS
 
 
 def variables_of(frameworks: Collection[str], variables: Mapping[str, str]) -> dict[str, str]:

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from harness.data.located import locate
 from harness.errors import CrashError, UserError, require
-from harness.frameworks import runtimes
 from harness.record import machine, records, schema, software
 from harness.record.rounds import Rounds
-from harness.run import child, options, processes, resume
+from harness.run import child, environments, options, processes, resume
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
 NOT_IN_REFERENCE = {
@@ -122,6 +121,11 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["
         return 130
 
 
+def _missing(name: str, row: Row) -> str:
+    """What the row's environment lacks, or ""; Keras' rows, known by their name, need Keras too."""
+    return environments.missing(row.framework, *(["keras"] if name.startswith("keras") else []))
+
+
 class Parent:
     """Picks rows, starts their processes in turn, keeps their records, draws the tables."""
 
@@ -162,7 +166,7 @@ class Parent:
         if "list" in self.flags:
             width = max(map(len, self.benchmark.rows))
             for name, row in self.benchmark.rows.items():
-                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
+                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", _missing(name, row)]
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         require("numpy", "pandas", "psutil", "tqdm")
@@ -185,7 +189,7 @@ class Parent:
                 raise
             try:
                 self._write_layout()
-                self.software = software.write(self.out)
+                self._write_software()
                 self._say_if_nothing_runs()
                 self._run_rows()
             except CrashError:  # no space for a record: what there is can be drawn, perhaps
@@ -204,6 +208,11 @@ class Parent:
         rows = {name: row.what for name, row in self.benchmark.rows.items()}
         layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
         records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
+
+    def _write_software(self) -> None:
+        frameworks = {self.benchmark.rows[row].framework for row in self.rows}
+        able = {name: "tensorflow" if environments.missing(name) else name for name in frameworks}
+        self.software = {name: software.write(self.out, environments.bill(runs_in)) for name, runs_in in able.items()}
 
     def _run_rows(self) -> None:
         from tqdm import tqdm
@@ -249,7 +258,7 @@ class Parent:
         if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
             return f"has no {precision}"
         cannot = self.benchmark.rows[row].cannot(self.constants)
-        return cannot or runtimes.missing(self.benchmark.rows[row].framework)
+        return cannot or _missing(row, self.benchmark.rows[row])
 
     def _earlier(self, row: str) -> list[dict]:
         """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""
@@ -270,7 +279,7 @@ class Parent:
             notes=notes if departs else [],
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
             config=json.loads(json.dumps(self.constants)), published=dict(published),
-            environment={"software": self.software}, **rest,
+            environment={"software": self.software[self.benchmark.rows[row].framework]}, **rest,
         )  # fmt: skip
 
     def _run_process(self, row: str, process: int) -> processes.Outcome:
@@ -334,6 +343,7 @@ class Parent:
              "flags": sorted(self.flags), **job},
             limit_s=self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
             log=self._log_of(job.get("row", task)),
+            python=environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
             env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             watch=watch,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from harness.frameworks import runtimes
 from harness.record import machine, records
 from harness.record.provenance import NOT_SETTINGS
 from harness.record.schema import RecordError
+from harness.run import environments
 
 
 class Today(NamedTuple):
@@ -55,14 +56,17 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     environment = {**record["environment"]}
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
     environment["packages"] = runtimes.packages_of(framework, environment.get("packages") or {})
+    there = environments.about(framework)
     here = {
-        "packages": runtimes.packages_of(framework, machine.packages()),
+        "packages": runtimes.packages_of(framework, there["packages"]),
         "gpu": machine.gpu_name() if today.device == "gpu" else None,
     }
     if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
         return False
     facts = machine.facts(today.device)
-    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver")):
+        return False
+    if environment.get("python") not in (None, there["python"]):
         return False
     then, now = environment.get("variables"), facts["variables"]
     if then is not None and runtimes.variables_of([framework], then) != runtimes.variables_of([framework], now):
