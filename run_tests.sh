@@ -29,16 +29,29 @@ else
     install
   fi
   python="$venv/bin/python"
+  link_cusolver
   install_dev
 fi
 if [ -z "${LSTM_BENCH_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
   LSTM_BENCH_DATA=$(cd "$root/../shared/data" && pwd)
   export LSTM_BENCH_DATA
 fi
-marker="not gpu"
-if gpu_answers; then marker=""; fi
+marker="not gpu and not downloads"
+if gpu_answers; then marker="not downloads"; fi
 
 "$python" -m ruff check .
 "$python" -m ruff format --check .
+if [ $install = yes ] && gpu_answers; then
+  # PyTorch and JAX with CUDA are in environments of their own, without TensorFlow: so are their tests on a GPU.
+  choose_build
+  install_peers
+  for peer in $(wanted_peers); do
+    if [ ${#arguments[@]} = 0 ]; then
+      pip_install "$venv/$peer" requirements-dev.txt -r "$root/requirements-dev.txt"
+      "$venv/$peer/bin/python" -m pytest -q -m gpu "tests/test_gpu_$peer"*.py
+    fi
+  done
+  arguments+=("--ignore-glob=*/test_gpu_torch*" "--ignore-glob=*/test_gpu_jax*")
+fi
 # A -m among the arguments comes later and counts instead; pytest's status 5, no test found, fails here too.
 exec "$python" -m pytest -q -m "$marker" ${arguments[@]+"${arguments[@]}"}

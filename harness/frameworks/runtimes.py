@@ -1,14 +1,10 @@
-"""The frameworks that rows run in: which are installed, and each one configured for a row. Imports none of them itself."""
+"""The frameworks that rows run in, each one configured for a row. Imports none of them itself."""
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from harness.record.frameworks import FRAMEWORKS
-
-PEERS = "not installed: ./run_all.sh --peers"
 
 
 class Runtime(Protocol):
@@ -69,10 +65,3 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
         raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
     file, _, name = FRAMEWORKS[framework].runtime.partition(".")
     return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)(device, precision, threads)
-
-
-def missing(framework: str) -> str:
-    """Why the rows of a framework cannot run here, or "". Without TensorFlow nothing can: the child's own error says so."""
-    if framework == "tensorflow" or importlib.util.find_spec(framework) is not None:
-        return ""
-    return "needs Python 3.11" if framework == "jax" and sys.version_info < (3, 11) else PEERS

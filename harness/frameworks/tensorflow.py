@@ -3,9 +3,12 @@
 import glob
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +16,7 @@ from harness.errors import UserError
 from harness.frameworks import cuda_libraries
 from harness.frameworks.host_copies import SCRATCH, bytes_to_host
 
+OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
 
@@ -41,7 +45,7 @@ class TensorFlowRuntime:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
         if device == "gpu" and not tf.config.list_physical_devices("GPU"):
-            raise UserError("the driver shows an NVIDIA GPU but TensorFlow does not: install tensorflow[and-cuda]")
+            raise UserError(f"the driver shows an NVIDIA GPU but TensorFlow {tf.__version__} does not: {why_no_gpu()}")
 
     def seed(self, seed: int) -> None:
         """Start TensorFlow's, Keras', NumPy's and Python's random numbers anew."""
@@ -113,6 +117,30 @@ class TensorFlowRuntime:
             if cublas and built and cublas.split(".")[0] != built.split(".")[0]:
                 found["notes"].append(f"TensorFlow relinked to CUDA {cublas.split('.')[0]} (built for {built})")
         return found
+
+
+def why_no_gpu() -> str:
+    """The libraries that TensorFlow could not open, in the loader's own words, and what to do."""
+    code = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
+    told = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=120, errors="replace"
+    )
+    return cure(done.stderr)
+
+
+def cure(log: str) -> str:
+    """`why_no_gpu` of what TensorFlow's loader has logged."""
+    failed = dict(re.findall(r"Could not load dynamic library '([^']+)'; dlerror: ([^;\n]+)", log))
+    failed = {name: words for name, words in failed.items() if not name.startswith(OPTIONAL)}
+    if not failed:
+        return "install tensorflow[and-cuda] of its version"
+    for nvidia in (Path(path, "nvidia") for path in sys.path):
+        for name in failed:
+            for found in nvidia.glob(f"*/lib/{name}"):
+                link = nvidia / "cublas" / "lib" / name
+                return f"{failed[name]}; it is in {found.parent}, where TensorFlow does not look: ln -s {found} {link}"
+    return f"{'; '.join(failed.values())}; install tensorflow[and-cuda] of its version, or add its folder to LD_LIBRARY_PATH"
 
 
 def _read_profile(folder: str) -> tuple[Counter, Counter, int]:

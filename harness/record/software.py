@@ -1,7 +1,9 @@
-"""The software bill of a run: every package of the Python that ran, the code and its lock.
+"""The software bill of a run: every package of a Python that ran, the code and its lock.
 
 It stands once per run and environment, in software/<name>.json; each record's environment names its own under
 "software". Only the standard library is imported.
+
+    PYTHON -m harness.record.software    # prints the bill of that Python
 """
 
 import hashlib
@@ -9,15 +11,14 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.record import machine, records
 
 FOLDER = "software"
-STAMP = (
-    "lstm-bench-installed"  # harness/run/setup_env.sh writes it into the .venv: "tensorflow for cpu, …", and the lock
-)
+STAMP = "lstm-bench-installed"  # harness/run/setup_env.sh writes it last into each environment that it makes
 
 
 def bill() -> dict[str, Any]:
@@ -41,19 +42,25 @@ def bill() -> dict[str, Any]:
 
 def lock(environment: Path) -> dict[str, str] | None:
     """{lock's name: hex sha256} that run_all.sh installed the environment from; None where it is another's."""
-    stamp = environment / STAMP
-    build = re.match(r"tensorflow for (cpu|cuda), ", stamp.read_text()) if stamp.is_file() else None
-    path = machine.PROJECT / f"requirements-{build[1]}.lock" if build else None
-    if path is None or not path.is_file() or not stamp.read_text().rstrip().endswith(path.read_text().rstrip()):
+    stamp = environment / STAMP  # "tensorflow for cpu, …", or "torch for cuda12, …", and the lock
+    build = re.match(r"(\w+) for (\w+), ", stamp.read_text()) if stamp.is_file() else None
+    if build is None:
+        return None
+    name = build[2] if build[1] == "tensorflow" else f"{build[1]}-{build[2]}"
+    path = machine.PROJECT / f"requirements-{name}.lock"
+    if not path.is_file() or not stamp.read_text().rstrip().endswith(path.read_text().rstrip()):
         return None
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def write(run: Path) -> str:
-    """Writes the bill into the run's folder and returns its name: 12 hex digits of its sha256."""
-    content = bill()
+def write(run: Path, content: Mapping[str, Any]) -> str:
+    """Writes a bill into the run's folder and returns its name: 12 hex digits of its sha256."""
     name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     path = run / FOLDER / f"{name}.json"
     if not path.exists():  # its name says what it holds
         records.write_json(path, content)
     return name
+
+
+if __name__ == "__main__":
+    json.dump(bill(), sys.stdout)

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 from harness.data.location import locate
 from harness.errors import CrashError, UserError, require
-from harness.frameworks import runtimes
 from harness.record import machine, records, schema, settings, software
 from harness.record.settings import Changes
 from harness.record.stopping_rule import StoppingRule
-from harness.run import child, estimate, options, processes, progress, resume, sizes
+from harness.run import child, environments, estimate, options, processes, progress, resume, sizes
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
@@ -124,6 +123,11 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["
         return 130
 
 
+def _missing(name: str, row: Row) -> str:
+    """What the row's environment lacks, or ""; Keras' rows, known by their name, need Keras too."""
+    return environments.missing(row.framework, *(["keras"] if name.startswith("keras") else []))
+
+
 class Parent:
     """Picks rows, starts their processes in turn, keeps their records, draws the tables."""
 
@@ -164,7 +168,7 @@ class Parent:
         if "list" in self.flags:
             width = max(map(len, self.benchmark.rows))
             for name, row in self.benchmark.rows.items():
-                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", runtimes.missing(row.framework)]
+                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", _missing(name, row)]
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         out = self._check()
@@ -187,7 +191,7 @@ class Parent:
                 raise
             try:
                 self._write_layout()
-                self.software = software.write(self.out)
+                self._write_software()
                 self._say_if_nothing_runs()
                 self._run_rows()
             except CrashError:  # no space for a record: what there is can be drawn, perhaps
@@ -241,6 +245,11 @@ class Parent:
         layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
         records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
 
+    def _write_software(self) -> None:
+        frameworks = {self.benchmark.rows[row].framework for row in self.rows}
+        able = {name: "tensorflow" if environments.missing(name) else name for name in frameworks}
+        self.software = {name: software.write(self.out, environments.bill(runs_in)) for name, runs_in in able.items()}
+
     def _timed_name(self) -> str:
         """The script's name in benchmarks/seconds.json."""
         return " ".join(
@@ -252,7 +261,8 @@ class Parent:
         expected = estimate.Estimate(self.preset, self.device)
         seconds = {row: expected.process_s(self._timed_name(), row, self.benchmark.rows[row].framework) for row in rows}
         return seconds, {
-            row: estimate.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s) for row, s in seconds.items()
+            row: estimate.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s)
+            for row, s in seconds.items()
         }
 
     def _run_rows(self) -> None:
@@ -304,7 +314,7 @@ class Parent:
         if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
             return f"has no {precision}"
         cannot = self.benchmark.rows[row].cannot(self.constants)
-        return cannot or runtimes.missing(self.benchmark.rows[row].framework)
+        return cannot or _missing(row, self.benchmark.rows[row])
 
     def _earlier(self, row: str) -> list[dict]:
         """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""
@@ -325,7 +335,7 @@ class Parent:
             notes=notes if departs else [],
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
             config=json.loads(json.dumps(self.constants)), published=dict(published),
-            environment={"software": self.software}, **rest,
+            environment={"software": self.software[self.benchmark.rows[row].framework]}, **rest,
         )  # fmt: skip
 
     def _run_process(self, row: str, process: int) -> processes.Outcome:
@@ -389,6 +399,7 @@ class Parent:
              "flags": sorted(self.flags), **job},
             limit_s=self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
             log=self._log_of(job.get("row", task)),
+            python=environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
             env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             watch=watch,
         )  # fmt: skip

@@ -20,7 +20,8 @@ SCRIPTS = ("mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
-    "peers": "run_all.sh: install PyTorch and JAX too, on top of .venv; without them their rows are skipped",
+    "check": "only try what each framework needs here (with --peers PyTorch and JAX too), in under a minute",
+    "peers": "run_all.sh: install PyTorch and JAX too, into .venv/torch and .venv/jax; without them their rows are skipped",
     "no_install": "run_all.sh: use this Python as it is (PYTHON=... names another), install nothing",
     "dry_run_install": "run_all.sh: print what would be installed on this machine, and stop",
 }
@@ -57,7 +58,7 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     script_flags = {flag: text for flags in SCRIPT_FLAGS.values() for flag, text in flags.items()}
     found = options.parse(everything, argv, {**OWN_FLAGS, **script_flags})
     if {"peers", "no_install"} <= found.flags:
-        by_hand = "install requirements-peers.txt and requirements-peers-cpu.txt (or -cuda.txt, with --no-deps) into it"
+        by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
     chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:

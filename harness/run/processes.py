@@ -49,6 +49,7 @@ def run_child(
     limit_s: float,
     log: Path,
     env: dict[str, str] | None = None,
+    python: str = sys.executable,
     watch: Callable[[Sequence[dict]], None] | None = None,
 ) -> Outcome:
     """Run `job` in a child process of its own and wait for it.
@@ -59,6 +60,7 @@ def run_child(
         limit_s: after this many seconds the child and everything it started are killed.
         log: standard output and standard error are appended here.
         env: environment variables on top of this process's own.
+        python: that runs the script.
         watch: told everything that the child has handed over by `write_progress` so far, whenever there is more of it; limit_s
             then counts from the last time anew. All of it is told before this function returns.
 
@@ -80,7 +82,7 @@ def run_child(
             paths = {"result": str(result_path), **({"progress": str(progress)} if watch else {})}
             job_path.write_text(json.dumps({**job, **paths, "parent": os.getpid()}))
             child = subprocess.Popen(
-                [sys.executable, str(script), CHILD_FLAG, str(job_path)],
+                [python, str(script), CHILD_FLAG, str(job_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from harness.errors import UserError
 from harness.record import frameworks, machine, records, settings
 from harness.record.schema import RecordError
+from harness.run import environments
 
 
 class Today(NamedTuple):
@@ -87,14 +88,17 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
     environment = {**record["environment"]}
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
     environment["packages"] = frameworks.packages_of(framework, environment.get("packages") or {})
+    there = environments.about(framework)
     here = {
-        "packages": frameworks.packages_of(framework, machine.packages()),
+        "packages": frameworks.packages_of(framework, there["packages"]),
         "gpu": machine.gpu_name() if today.device == "gpu" else None,
     }
     if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
         return False
     facts = machine.facts(today.device)
-    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver", "python")):
+    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver")):
+        return False
+    if environment.get("python") not in (None, there["python"]):
         return False
     then, now = environment.get("variables"), facts["variables"]
     if then is not None and frameworks.variables_of([framework], then) != frameworks.variables_of([framework], now):

@@ -27,7 +27,8 @@ from typing import IO, Any
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
-from harness.run import estimate, jobs, options, processes, progress
+from harness.run import check as preflight
+from harness.run import driver, environments, estimate, jobs, options, processes, progress
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 
@@ -205,6 +206,13 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     preset = found.preset or ("full" if gpu else "quick")
     planned = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
     locate(found.data)
+    environments.require()
+    peers = "peers" in found.flags
+    if "check" in found.flags:
+        preflight.check(device, preflight.frameworks_here(peers), say)
+        return 0
+    if device == "gpu":
+        preflight.once(device, preflight.frameworks_here(peers), say)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
     if resume and not out.exists():
@@ -268,8 +276,12 @@ def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, p
 def _asked_for_gpu(found: Options) -> bool:
     """Whether to run on a GPU; UserError where the user asked for one and there is none."""
     gpu = found.device != "cpu" and has_gpu()
+    if found.device != "cpu" and not gpu:
+        driver.require_driver()
     if found.device == "gpu" and not gpu:
         raise UserError(machine.NO_GPU)
+    if gpu:
+        driver.builds(driver.gpus())
     return gpu
 
 
@@ -357,6 +369,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
+        environments.require()
         _asked_for_gpu(found)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -129,11 +129,11 @@ def test_resume_trusts_no_record_of_an_earlier_commit_where_changes_are_uncommit
 
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
 def test_a_row_that_was_measured_is_not_called_skipped_where_it_cannot_run_now(stub, monkeypatch, capfd, resume):
-    monkeypatch.setattr("harness.frameworks.runtimes.missing", lambda name: "")
+    monkeypatch.setattr("harness.run.environments.missing", lambda name, *also: "")
     assert stub.main("--rows=of_a_peer") == 0
     measured = stub.record("of_a_peer")
     records.path_of(stub.out, {**measured, "mode": "forward"}).unlink()
-    monkeypatch.setattr("harness.frameworks.runtimes.missing", lambda name: "not installed")
+    monkeypatch.setattr("harness.run.environments.missing", lambda name, *also: "not installed")
     capfd.readouterr()
     assert stub.main("--rows=of_a_peer", *resume) == 0
     assert stub.record("of_a_peer") == measured

@@ -8,6 +8,7 @@ import pytest
 
 from harness.frameworks import runtimes
 from harness.record import frameworks, machine
+from harness.run import environments
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -20,9 +21,9 @@ def run(code: str) -> None:
 def test_nothing_imports_a_framework_before_a_row_needs_it():
     run(
         "import sys\n"
-        "import harness.run.child, harness.measure.measurement, harness.frameworks.runtimes, "
+        "import harness.run.child, harness.measure.measurement, harness.run.environments, "
         "harness.frameworks.tensorflow, harness.frameworks.pytorch\n"
-        "assert harness.frameworks.runtimes.missing('torch') in ('', harness.frameworks.runtimes.PEERS)\n"
+        "assert harness.run.environments.missing('torch') in ('', harness.run.environments.PEERS)\n"
         "assert not {'tensorflow', 'keras', 'torch'} & sys.modules.keys()"
     )
 
@@ -45,8 +46,9 @@ def test_unknown_framework_is_refused_by_name():
 @pytest.mark.parametrize("found, reason", [(None, "not installed: ./run_all.sh --peers"), (object(), "")])
 def test_peer_that_is_not_installed_is_missing(monkeypatch, found, reason):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
-    assert runtimes.missing("torch") == reason
-    assert runtimes.missing("tensorflow") == ""
+    monkeypatch.setattr(environments, "python", lambda framework: sys.executable)
+    assert environments.missing("torch") == reason
+    assert environments.missing("tensorflow") == ""
 
 
 def test_row_depends_on_every_package_but_those_of_the_other_frameworks():

@@ -64,8 +64,8 @@ def test_run_has_one_bill_and_every_record_names_it(stub):
 
 
 def test_another_environment_gets_a_bill_of_its_own(tmp_path, monkeypatch):
-    first = software.write(tmp_path)
-    assert software.write(tmp_path) == first
+    first = software.write(tmp_path, software.bill())
+    assert software.write(tmp_path, software.bill()) == first
     monkeypatch.setattr("harness.record.machine.commit", lambda: {"commit": "another", "dirty": False})
-    second = software.write(tmp_path)
+    second = software.write(tmp_path, software.bill())
     assert {path.stem for path in (tmp_path / software.FOLDER).iterdir()} == {first, second} and first != second
