@@ -7,11 +7,20 @@ import sys
 
 import pytest
 
+from harness.run import bf16
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A shell starts its background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+BF16 = bf16.settle()  # before a test module imports TensorFlow
+
+
+def pytest_sessionstart(session):
+    if BF16:
+        session.config.pluginmanager.get_plugin("terminalreporter").write_line(BF16)
 
 
 @functools.cache

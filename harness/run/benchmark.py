@@ -23,7 +23,7 @@ from harness.errors import CrashError, UserError, require
 from harness.frameworks import runtimes
 from harness.record import machine, records, schema, software
 from harness.record.rounds import Rounds
-from harness.run import child, options, processes, resume
+from harness.run import bf16, child, options, processes, resume
 
 # Constants that change neither what is computed nor from which data: the reference stays the same.
 NOT_IN_REFERENCE = {
@@ -174,6 +174,8 @@ class Parent:
         out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
         if "resume" in self.flags and not out.exists():
             print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
+        if told := bf16.settle():
+            print(told, file=sys.stderr)
         with records.open_run(out) as run:
             self.out = run.path
             try:

@@ -26,7 +26,7 @@ from typing import Any
 from harness.data.located import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
-from harness.run import options, processes
+from harness.run import bf16, options, processes
 from harness.run.jobs import JOBS, OWN_FLAGS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 
@@ -181,6 +181,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append(f"--repeat-until={100 * found.repeat_until:g}%")
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
+    if told := bf16.settle():
+        say(told)
     with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
         say(f"{preset} on {device}: {len(jobs)} run{'s' * (len(jobs) != 1)}, into {_shown(out)}")
         if left_out := [name for name in chosen if name not in {job.name for job in jobs}]:
