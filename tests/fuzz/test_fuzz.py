@@ -59,5 +59,5 @@ def parse_text(path, raw):
 data.parse_text = parse_text
 sys.exit(drive.main("text", 2000, 1))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and word in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
