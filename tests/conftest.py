@@ -28,7 +28,8 @@ def _configured():
     from harness.frameworks.tensorflow import TensorFlowRuntime
     from harness.record import machine
 
-    return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return TensorFlowRuntime("cpu", "fp32", max(1, machine.physical_cores() // processes))
 
 
 def pytest_collection_finish():

@@ -354,6 +354,7 @@ def test_no_install_uses_the_python_at_hand(checkout):
     assert checkout.notes() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("does, build", [('echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"', "cuda"), ("exit 9", "cpu")])
 def test_requirements_resolve_with_cuda_only_where_there_is_a_gpu(checkout, does, build):
     checkout.nvidia_smi(does)
@@ -386,6 +387,7 @@ def test_tiny_settings_are_options_of_the_scripts_and_those_of_ci():
     assert [option for option in TINY if f" {option} " not in text.replace("\n", " ")] == []
 
 
+@pytest.mark.slow
 def test_run_all_quick_writes_all_tables(tmp_path):
     out = tmp_path / "a run"
     command = [
