@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from harness.errors import UserError
 from harness.record import provenance, records
 from harness.run import jobs
 
@@ -15,7 +16,10 @@ HAS_BOTH = ("mnist", "ptb")  # the benchmarks whose data sets have an embedded s
 
 def complaints(run: Path, data: str) -> list[str]:
     """What is wrong with the run, one line each; empty where nothing is."""
-    found, wrong = records.read_run(run)
+    try:
+        found, wrong = records.read_run(run)
+    except UserError as error:
+        return [str(error)]
     for benchmark in dict.fromkeys(name for name, _ in jobs.JOBS["quick"]):
         own = [record for record in found if record["benchmark"] == benchmark]
         measured = [record for record in own if record["status"] == "ok"]

@@ -37,12 +37,11 @@ def settle() -> str:
     if any(name in os.environ for name in (SETTLED, *OWN_CHOICE)) or not _announces_amx():
         return ""
     os.environ[SETTLED] = "1"
-    died = _died_by({})
-    if not died:
+    if not _dies({}):
         return ""
-    what = f"this CPU announces AMX, but TensorFlow's bf16 products end the process ({died})"
+    what = "this CPU announces AMX, but TensorFlow's bf16 products end the process (SIGILL)"
     for value in BELOW_AMX:
-        if not _died_by({VARIABLE: value}):
+        if not _dies({VARIABLE: value}):
             os.environ[VARIABLE] = machine.VARIABLES[VARIABLE] = value
             return f"{what}; going on with {VARIABLE}={value}"
     return f"{what}, with {VARIABLE}={value} too: rows and tests in bf16 will crash"
@@ -55,12 +54,13 @@ def _announces_amx() -> bool:
         return False
 
 
-def _died_by(variables: dict[str, str]) -> str:
-    """Name of the signal by which a process that computes one bf16 product ended, or "".
+def _dies(variables: dict[str, str]) -> bool:
+    """Whether a process that computes one bf16 product is ended by an illegal instruction.
 
-    Any other failure, such as a TensorFlow that is not installed, says nothing about the CPU: what needs it tells it better.
+    Any other failure, such as a TensorFlow that is not installed or a machine out of memory, says nothing about the CPU: what
+    needs it tells it better.
     """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     command = [sys.executable, "-c", PRODUCT]
     status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True).returncode
-    return signal.Signals(-status).name if status < 0 else ""
+    return status == -signal.SIGILL

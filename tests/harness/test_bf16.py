@@ -55,7 +55,7 @@ def test_where_it_dies_with_every_instruction_set_that_is_said_and_nothing_set(p
     assert bf16.VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("does", ["", "raise ImportError('no TensorFlow')"])
+@pytest.mark.parametrize("does", ["", "raise ImportError('no TensorFlow')", product(by="SIGKILL")])
 def test_where_it_lives_or_fails_for_another_reason_nothing_is_set_or_said(planted, does):
     planted(does)
     assert bf16.settle() == "" and bf16.VARIABLE not in os.environ
@@ -79,7 +79,7 @@ def test_only_a_cpu_that_announces_amx_is_probed_and_only_once_per_command(plant
 
 def test_tensorflows_bf16_product_is_what_the_probe_computes():
     done = subprocess.run([sys.executable, "-c", bf16.PRODUCT], capture_output=True, text=True)
-    assert done.returncode in (0, -signal.SIGILL), done.stderr
+    assert done.returncode in (0, -signal.SIGILL), (done.returncode, done.stderr)
     wrong = bf16.PRODUCT.replace("== 256", "== 255")
     assert subprocess.run([sys.executable, "-c", wrong], capture_output=True).returncode == 1
 
