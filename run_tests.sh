@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Checks style and runs the tests: ./run_tests.sh [--no-install] [arguments of pytest]
+# Checks style and runs the tests: ./run_tests.sh [--no-install] [--all] [arguments of pytest]
+# With --all also the tests marked slow, and as many cases of each as there are.
 # Tests marked gpu run where nvidia-smi lists a GPU. Tests on real data need LSTM_BENCH_DATA=DIR.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$root/harness/run/setup_env.sh"
 
-install=yes
+install=yes all=no
 arguments=()
 for argument in "$@"; do
   case $argument in
     --no-install) install=no ;;
+    --all) all=yes ;;
     --help | -h)
       sed -n '2,/^set /{/^#/s/^# //p}' "$root/run_tests.sh"
       exit
@@ -36,8 +38,14 @@ if [ -z "${LSTM_BENCH_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
   LSTM_BENCH_DATA=$(cd "$root/../shared/data" && pwd)
   export LSTM_BENCH_DATA
 fi
-marker="not gpu and not downloads"
-if gpu_answers; then marker="not downloads"; fi
+# One GPU has no place for several test processes.
+marker="not downloads and not gpu" processes=(-n auto --maxprocesses=4 --dist=worksteal)
+if gpu_answers; then marker="not downloads" processes=(-n 0); fi
+if [ $all = yes ]; then
+  export LSTM_BENCH_TESTS=all # tests/sizes.py
+else
+  marker="$marker and not slow"
+fi
 
 "$python" -m ruff check .
 "$python" -m ruff format --check .
@@ -54,4 +62,4 @@ if [ $install = yes ] && gpu_answers; then
   arguments+=("--ignore-glob=*/test_gpu_torch*" "--ignore-glob=*/test_gpu_jax*")
 fi
 # A -m among the arguments comes later and counts instead; pytest's status 5, no test found, fails here too.
-exec "$python" -m pytest -q -m "$marker" ${arguments[@]+"${arguments[@]}"}
+exec "$python" -m pytest -q "${processes[@]}" -m "$marker" ${arguments[@]+"${arguments[@]}"}

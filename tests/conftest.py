@@ -7,11 +7,20 @@ import sys
 
 import pytest
 
+from harness.run import bf16
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A shell starts its background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+BF16 = bf16.settle()  # before a test module imports TensorFlow
+
+
+def pytest_sessionstart(session):
+    if BF16:
+        session.config.pluginmanager.get_plugin("terminalreporter").write_line(BF16)
 
 
 @functools.cache
@@ -19,7 +28,8 @@ def _configured():
     from harness.frameworks.tensorflow import TensorFlowRuntime
     from harness.record import machine
 
-    return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return TensorFlowRuntime("cpu", "fp32", max(1, machine.physical_cores() // processes))
 
 
 def pytest_collection_finish():

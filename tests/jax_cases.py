@@ -51,7 +51,7 @@ def proofs_of(row: str, device: str, precision: str) -> dict[str, dict]:
     if jax_rows.JAX_IMPLEMENTATIONS[row].framework == "jax":
         _skip_without_profiles()
     command = [sys.executable, "-m", "tests.jax_cases", row, device, precision]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=300)
+    found = subprocess.run(command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=600)
     assert not found.returncode, found.stderr[-3000:]
     return json.loads(found.stdout.splitlines()[-1])
 

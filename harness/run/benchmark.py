@@ -23,7 +23,7 @@ from harness.errors import CrashError, UserError, require
 from harness.record import machine, records, schema, settings, software
 from harness.record.settings import Changes
 from harness.record.stopping_rule import StoppingRule
-from harness.run import child, environments, estimate, options, processes, progress, resume, sizes
+from harness.run import bf16, child, environments, estimate, options, processes, progress, resume, sizes
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
@@ -180,6 +180,8 @@ class Parent:
             elif others := resume.of_other_machines(out, self.device):
                 kept = f"{len(others)} records of other rows are another machine's and stay as they are"
                 print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)
+        if told := bf16.settle():
+            print(told, file=sys.stderr)
         with records.open_run(out) as run:
             self.out = run.path
             try:

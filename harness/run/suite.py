@@ -27,8 +27,8 @@ from typing import IO, Any
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
+from harness.run import bf16, driver, environments, estimate, jobs, options, processes, progress
 from harness.run import check as preflight
-from harness.run import driver, environments, estimate, jobs, options, processes, progress
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 
@@ -225,6 +225,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
+    if told := bf16.settle():
+        say(told)
     with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")

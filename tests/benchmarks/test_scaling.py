@@ -76,6 +76,7 @@ def test_rows_are_cudnn_the_peers_and_the_wavefronts_of_which_the_last_are_ours(
     assert SCALING.LAYOUT["ours"] == ["wavefront", "wavefront_persistent"]
 
 
+@pytest.mark.slow
 def test_two_points_of_two_rows_are_measured_proven_and_drawn(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "run"

@@ -214,7 +214,7 @@ try:  # what a file with the right sum would come to
 except download.DataError:
     pass
 """
-    done = subprocess.run([sys.executable, "-c", reads], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", reads], cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stderr == "", done.stderr[-2000:]
     assert done.stdout.count("refused") == 2, done.stdout
     assert ("words" in done.stdout) == (

@@ -23,7 +23,7 @@ def named(page: Path) -> list[str]:
 
 
 def wait_for(condition, process):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
@@ -85,7 +85,7 @@ REASONS = {
     "segfaults": "the process was ended by SIGSEGV",
     "killed": "the process was ended by SIGKILL (out of host memory?)",
     "exits": "the process ended with status 3 and no result",
-    "sleeps": "stopped after its time limit of 2 s (ROW_LIMIT_S)",
+    "sleeps": "stopped after its time limit of 12 s (ROW_LIMIT_S)",
     "nothing": "the process gave no reason",
 }
 REASONS = {row: f"{reason}; see logs/stub.small.{row}.cpu.fp32.log" for row, reason in REASONS.items()}
@@ -93,7 +93,7 @@ REASONS = {row: f"{reason}; see logs/stub.small.{row}.cpu.fp32.log" for row, rea
 
 def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, capfd):
     rows = ["needs_gpu", "one_way", "first", *REASONS, "train_unproven"]
-    assert stub.main("--processes=2", "--row-limit-s=2", f"--rows={','.join(rows)}") == 1
+    assert stub.main("--processes=2", "--row-limit-s=12", f"--rows={','.join(rows)}") == 1
     assert [line for line in stub.rows_started() if line.endswith("1")] == ["first 1"], "no second try of a failed row"
     for mode in ("forward", "train"):
         assert {row: stub.record(row, mode)["reason"] for row in REASONS} == REASONS
@@ -161,7 +161,7 @@ def test_the_parent_asks_for_a_framework_without_importing_it(stub):
     code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     check = f"try:\n    {code}\nfinally:\n    assert not {{'torch', 'tensorflow'}} & sys.modules.keys()"
     command = [sys.executable, "-c", f"import sys\n{check}", stub.script, *stub.arguments("--rows=first,of_a_peer")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -225,7 +225,7 @@ def test_ctrl_c_in_a_row_keeps_every_finished_row_and_leaves_no_process(stub, re
     parent = stub.start("--rows=first,sleeps,flaky", *(["--resume"] if resume else []))
     wait_for(lambda: len(_pids(stub)) == 2, parent)
     os.kill(parent.pid, signal.SIGINT)
-    _, told = parent.communicate(timeout=20)
+    _, told = parent.communicate(timeout=300)
     assert parent.returncode == 130
     assert told.endswith("\ninterrupted: every finished row is kept; --resume goes on from there\n")
     assert "Traceback" not in told

@@ -109,7 +109,7 @@ def run_with(stub, largest_file: int, *options: str):
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
     process = stub.start(*options, preexec_fn=limit)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     return process.returncode, output, errors
 
 

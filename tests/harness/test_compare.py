@@ -563,7 +563,7 @@ def test_help_needs_the_standard_library_alone_and_a_comparison_no_framework(tmp
 
     def child(*arguments):
         command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
     assert child("--no-such").stderr.splitlines()[-1] == ""
     done = child(*runs, "--fail-if-slower=5%")
@@ -573,7 +573,7 @@ def test_help_needs_the_standard_library_alone_and_a_comparison_no_framework(tmp
 def test_the_module_is_a_command_with_help_and_statuses(tmp_path):
     def command(*arguments):
         command = [sys.executable, "-m", "harness.compare", *arguments]
-        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
     told = command("--help")
     assert told.returncode == 0 and all(option in told.stdout for option in ("--json", "--fail-if-slower", "--across"))

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from harness.record import records
+from tests import sizes
 
-KILLS = 50
+KILLS = sizes.cases(10, 50)
 RUNS = 5  # over which they are spread
 SEED = 6
 ROWS = ("first", "second")
@@ -44,7 +45,7 @@ def disturbed(stub, chance: random.Random, lasts_s: float) -> tuple[int, str]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 victim.kill()
                 killed = "child" if moment == "time of child" else ""
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert "Traceback" not in told, told
     return process.returncode, "parent" if process.returncode == -signal.SIGKILL else killed
 
@@ -73,7 +74,7 @@ def kill_and_resume(stub, seed: int, lasts_s: float) -> tuple[list[str], dict[st
         if len(who) < KILLS // RUNS:
             status, killed = disturbed(stub, chance, lasts_s)
         else:
-            status, killed = started(stub).wait(120), ""
+            status, killed = started(stub).wait(600), ""
         assert not before & {line.split()[0] for line in stub.rows_started()}, "a finished row ran again"
         after = finished(stub.out) if stub.out.exists() else set()
         assert before <= after, "a finished row was lost"
@@ -91,9 +92,9 @@ def kill_and_resume(stub, seed: int, lasts_s: float) -> tuple[list[str], dict[st
     return who, pages(stub.out)
 
 
-def test_a_run_killed_at_50_random_moments_ends_as_if_nothing_had_happened(stub):
+def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(stub):
     began = time.monotonic()
-    assert started(stub).wait(120) == 0
+    assert started(stub).wait(600) == 0
     lasts_s, undisturbed = time.monotonic() - began, pages(stub.out)
     assert set(undisturbed) == {"stub.md", "README.md"}
     folders = [stub.folder / str(number) for number in range(RUNS)]
@@ -106,7 +107,8 @@ def test_a_run_killed_at_50_random_moments_ends_as_if_nothing_had_happened(stub)
         who, drawn = run.result()
         assert drawn == undisturbed
         killed += who
-    assert len(killed) == KILLS and killed.count("parent") > 10 and killed.count("child") > 5
+    assert len(killed) == KILLS
+    assert not sizes.ALL or (killed.count("parent") > 10 and killed.count("child") > 5)
 
 
 def test_a_file_is_whole_whatever_touch_of_the_folder_was_the_last(stub):

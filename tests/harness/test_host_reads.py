@@ -181,7 +181,7 @@ def test_jax_is_not_woken_by_the_rows_of_other_frameworks(name):
         "print(json.dumps([before, xla_bridge.backends_are_initialized(), os.environ['XLA_PYTHON_CLIENT_PREALLOCATE']]))"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=machine.PROJECT, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=machine.PROJECT, timeout=600
     )
     assert not found.returncode, found.stderr
     assert json.loads(found.stdout) == [False, True, "false"]

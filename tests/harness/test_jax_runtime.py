@@ -35,7 +35,7 @@ def runtime():
 def in_a_process_of_its_own(code: str):
     """What the code's last line prints, as JSON."""
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=machine.PROJECT, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=machine.PROJECT, timeout=600
     )
     assert not found.returncode, found.stderr
     return json.loads(found.stdout)

@@ -68,6 +68,7 @@ def evidence_of(row: str) -> dict:
     return fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS[row], NUM_LAYERS, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ON_CPU)
 def test_unmodified_fit_is_proven_under_its_own_name_alone(prove, row):
     trial = trial_of(row)
@@ -154,6 +155,7 @@ def test_labels_of_another_order_fail_the_loss(prove):
     assert {"loss", "gradients", "update"} <= set(record["failed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["the first batch at every step", "a step too few"])
 def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(prove, monkeypatch, mistake):
     import tensorflow as tf

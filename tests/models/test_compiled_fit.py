@@ -71,6 +71,7 @@ def test_history_weights_and_optimizer_are_those_of_keras(rows):
     assert_same(*trained(X[:rows], Y[:rows], validation_data=(rest[0][:61], rest[1][:61])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 8, 3, 8, 8, 2, 8), (3, 8, 8, 8, 5, 4), (8, 3, 2, 3, 8)])
 def test_batches_of_any_sizes_are_trained_on_in_their_order(sizes):
     ends = np.cumsum(sizes)
@@ -83,6 +84,7 @@ def test_batches_of_any_sizes_are_trained_on_in_their_order(sizes):
     assert_same(*trained(make=lambda: tf.data.Dataset.from_generator(batches, output_signature=spec)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [6 * BATCH + 5, 8 * BATCH + 5])
 def test_weights_of_samples_count_in_a_smaller_batch(rows):
     weights = RNG.uniform(0, 2, len(X))
@@ -90,6 +92,7 @@ def test_weights_of_samples_count_in_a_smaller_batch(rows):
     assert_same(*trained(X[:rows], Y[:rows], sample_weight=weights[:rows], validation_data=rest))
 
 
+@pytest.mark.slow
 def test_dropout_draws_keras_own_masks():
     usual, looped = trained(X, Y, model=lambda: dict(dropout=0.5))
     assert_same(usual, looped)
@@ -119,6 +122,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizer_acts_at_every_step(kind):
     usual, looped = trained(X[: 7 * BATCH + 3], Y[: 7 * BATCH + 3], model=OPTIMIZERS[kind])
@@ -128,6 +132,7 @@ def test_optimizer_acts_at_every_step(kind):
         assert len(scale) == 1 and scale[0] < 2.0**40  # overflows were met, and their steps left out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["sample_weight", "class_weight"])
 def test_weights_of_samples_and_classes_count(weights):
     given = {"sample_weight": RNG.uniform(0, 2, len(X)), "class_weight": {0: 0.2, 1: 1.0, 2: 3.0}}[weights]
@@ -160,6 +165,7 @@ DATA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*super.*__init__")
 @pytest.mark.parametrize("kind", DATA)
 def test_data_of_every_kind_is_taken_in_its_order_and_none_is_lost_between_epochs(kind):
@@ -167,6 +173,7 @@ def test_data_of_every_kind_is_taken_in_its_order_and_none_is_lost_between_epoch
     assert_same(*trained(make=DATA[kind], epochs=3, **steps))
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_as_by_keras():
     seen = []
     for kind in KINDS:
@@ -199,6 +206,7 @@ def test_training_stops_where_a_callback_says_so():
     assert model.optimizer.iterations.numpy() == 8
 
 
+@pytest.mark.slow
 def test_evaluation_prediction_and_single_batches_are_those_of_keras():
     usual, looped = (model_of(kind) for kind in KINDS)
     for rows in (12 * BATCH, 9 * BATCH + 3, 5):
@@ -333,6 +341,7 @@ def test_error_of_the_data_reaches_the_user():
             model_of(kind).fit(broken(), verbose=0)
 
 
+@pytest.mark.slow
 def test_models_of_other_shapes_train_in_one_process():
     """What takes the batches is one function for all: a trace that was relaxed to several shapes would know none."""
     for shape in ((4, 3), (5, 2), (6,)):

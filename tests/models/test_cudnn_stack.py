@@ -89,6 +89,7 @@ def test_float16_row_passes_its_proof(tensorflow_runtime):
     assert proof.record()["ok"], proof.record()["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_row_with_the_rest_under_xla_passes_its_proof(precision, ptb, tensorflow_runtime):

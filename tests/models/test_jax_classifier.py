@@ -119,6 +119,7 @@ def test_restore_is_exact_and_load_makes_other_weights_the_start():
     assert error(trial.outputs()["logits"], logits_of(others, INPUTS[:BATCH], LABELS[:BATCH])) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [RATES, *np.diag(RATES).tolist()])
 def test_proof_runs_without_dropout_and_the_timed_steps_with_it(rates):
     trial, plain = trial_of(rates=tuple(rates)), trial_of()

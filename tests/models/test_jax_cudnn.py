@@ -81,6 +81,7 @@ def test_canonical_weights_come_back_and_calls_cover_the_stack(layer_by_layer):
         np.testing.assert_array_equal(array, WEIGHTS[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_second_bias_is_0_for_ever_whatever_the_buffer_holds():
     trial = jax_cases.language_model("jax_cudnn", "fp32")
     units = cases.UNITS
@@ -98,6 +99,7 @@ def test_second_bias_is_0_for_ever_whatever_the_buffer_holds():
     assert second_biases()[-1, -1] == 3.0
 
 
+@pytest.mark.slow
 def test_gates_in_another_order_are_caught(runtime):
     trial = jax_cases.language_model("jax_cudnn", "fp32")
     start, _, _ = cases.language_model_start()

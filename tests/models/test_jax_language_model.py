@@ -89,6 +89,7 @@ def test_float16_fails_the_proof_of_fp32(runtime):
     assert set(proof.record()["failed"]) >= {"outputs", "precision", "gradients"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
 def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
     clip_norm = 0.1 if ptb else None
@@ -115,6 +116,7 @@ def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
     assert error(losses, reference["stack_losses"]) < 1e-13
 
 
+@pytest.mark.slow
 def test_written_backward_pass_is_jaxs_own_derivative(unroll, float64):
     """By the initial states and with gradients of the final ones too, which no language model asks for."""
     from models.jax import stacks
@@ -195,6 +197,7 @@ def test_clipping_is_by_the_global_norm():
         assert_close(first_step(model_of(clip_norm=clip_norm)), wanted)
 
 
+@pytest.mark.slow
 def test_loss_scale_saves_small_gradients_of_float16_and_sums_over_many_tokens_are_float32():
     """10,000 tokens: a gradient of the mean loss by one token is at most 1e-4, where float16's spacing is 6e-8."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2000, TIME))
@@ -234,6 +237,7 @@ def test_a_step_overwrites_the_weights_it_is_given():
 # --- dropout ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_proof_runs_the_timed_program_with_the_dropout_rate_at_0_and_puts_it_back():
     model, plain = model_of(keep_prob=0.5), model_of()
     np.testing.assert_allclose(model.train_steps(3), plain.train_steps(3), rtol=1e-6)
@@ -249,6 +253,7 @@ def test_proof_runs_the_timed_program_with_the_dropout_rate_at_0_and_puts_it_bac
     assert model.dropout_rate == 0.5 and float(model._rates[1]) == 0.5
 
 
+@pytest.mark.slow
 def test_a_step_that_is_traced_again_is_not_the_proven_one():
     model = model_of()
     model.train_steps(1)
@@ -265,6 +270,7 @@ def test_model_without_dropout_draws_no_numbers():
     assert model_of(keep_prob=0.5).has_dropout and "random" in program(model_of(keep_prob=0.5))
 
 
+@pytest.mark.slow
 def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
     from models.jax.language_model import _Dropout
 
@@ -309,6 +315,7 @@ def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer():
         model.restore()
 
 
+@pytest.mark.slow
 def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from_the_start_of_each():
     model = ptb_model(clip_norm=1.0)
     staged = [model.stage(*batch) for batch in BATCHES]
@@ -324,6 +331,7 @@ def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from
     assert_close(model.weights(), current, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum_over_time"])
 def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_of_any_length(reduction):
     model = model_of(reduction=reduction, keep_prob=0.5)

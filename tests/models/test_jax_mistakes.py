@@ -61,6 +61,7 @@ def test_transposed_recurrent_kernel_is_caught(failed):
     assert failed(trial) >= {"outputs", "gradients"}
 
 
+@pytest.mark.slow
 def test_state_leaked_from_a_layer_into_the_next_is_caught(failed):
     """The final state of layer n as the initial state of layer n + 1."""
 
@@ -78,6 +79,7 @@ def test_state_leaked_from_a_layer_into_the_next_is_caught(failed):
         assert failed(model(Leaking), mode) >= {"outputs", "gradients", "loss"}
 
 
+@pytest.mark.slow
 def test_initial_states_left_out_are_caught(failed):
     class Stateless(scan_lstm()):
         def __call__(self, parameters, inputs, states, dropout=None):
@@ -86,6 +88,7 @@ def test_initial_states_left_out_are_caught(failed):
     assert failed(model(Stateless)) >= {"outputs", "gradients"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["kernel", "recurrent kernel", "bias"])
 def test_gradient_that_is_cut_off_is_caught(failed, number):
     class Detached(scan_lstm()):
@@ -103,6 +106,7 @@ def test_training_that_runs_forward_only_is_caught(failed):
     assert failed(trial) >= {"gradients", "update", "loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 3, -1], ids=["embedding", "bias of layer 0", "bias of dense_0"])
 def test_tensor_left_out_of_the_update_is_caught(failed, number):
     trial = model()
@@ -117,12 +121,14 @@ def test_tensor_left_out_of_the_update_is_caught(failed, number):
     assert "update" in failed(trial)
 
 
+@pytest.mark.slow
 def test_another_learning_rate_is_caught(failed):
     trial = model()
     trial.set_rates(1e-2, trial.dropout_rate)
     assert "update" in failed(trial)
 
 
+@pytest.mark.slow
 def test_batch_major_labels_against_time_major_outputs_are_caught(failed):
     trial = model()
     shape = trial.batches[0][1].shape
@@ -130,12 +136,14 @@ def test_batch_major_labels_against_time_major_outputs_are_caught(failed):
     assert failed(trial) >= {"gradients", "loss"}
 
 
+@pytest.mark.slow
 def test_timed_step_that_is_another_program_is_caught(failed):
     trial = model()
     trial.train(trial.stage(*(np.zeros((cases.BATCH, 3), int) for _ in range(2))))
     assert failed(trial) == {"callable"}
 
 
+@pytest.mark.slow
 def test_steps_written_out_where_a_loop_is_named_are_caught(failed, monkeypatch):
     from models.jax import stacks
 

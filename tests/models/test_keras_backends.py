@@ -29,7 +29,7 @@ def found_of(row: str, device: str, precision: str) -> dict:
     """What the script prints."""
     command = [sys.executable, "-m", "tests.models.test_keras_backends", row, device, precision]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=300, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=600, env=environment)
     assert not ran.returncode, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])
 

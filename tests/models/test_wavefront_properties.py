@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.wavefront.layer import WavefrontLSTM
+from tests import sizes
 from tests.cudnn_layer_cases import DIRECTIONS, random
 from tests.wavefront_cases import along, numpy_stack, parameters
 
@@ -87,7 +88,7 @@ def cases(draw, dtypes=("float64",)):
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=sizes.cases(12, 60))
 @given(cases(tuple(LIMITS)))
 @example(Case(3, 2, "unidirectional", True, 3, 1, 11, None, "float64", 27))  # 1.8e-12 off, where 1e-13 is usual
 def test_outputs_and_states_are_those_of_a_plain_stack(case):
@@ -100,7 +101,7 @@ def test_outputs_and_states_are_those_of_a_plain_stack(case):
         assert np.abs(tf.cast(result, "float64") - expected).max() < limit
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=sizes.cases(6, 30))
 @given(cases())
 def test_gradients_are_derivatives_of_a_plain_stack(case):
     made = case.layer()
@@ -123,7 +124,7 @@ def test_gradients_are_derivatives_of_a_plain_stack(case):
         assert abs(terms.sum() - derivatives[name]) <= 1e-11 * np.abs(terms).sum() + 1e-13, name
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=sizes.cases(5, 20))
 @given(cases(), st.integers(1, 5))
 def test_what_stands_behind_a_sequence_changes_nothing(case, padding):
     case = case._replace(lengths=case.lengths or [case.time] * case.batch)
