@@ -21,8 +21,7 @@ AROUND_NOTE = (
     "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/measure/clocks.py"
 )
 CURVE_NOTE = (
-    "the losses of {0} of {1} steps were compared with the reference's: behind them they are chaotic, one rounding moves them "
-    "too far"
+    "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 
@@ -145,8 +144,7 @@ class Measurement:
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
-        limits = proof.loss_limits(self.reference) if mode == "train" else None
-        proof.timed_losses(losses, curve, mode == "train" and trial.has_dropout, limits)
+        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
             notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
@@ -251,8 +249,8 @@ class Measurement:
         part["status"] = "failed" if proof.failures else "ok"
         part["reason"] = part["proof"]["reason"]
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
-        if proof.curve_steps not in (None, CURVE_STEPS):
-            part["notes"] = [*part.get("notes", []), CURVE_NOTE.format(proof.curve_steps, CURVE_STEPS)]
+        if (compared := part["proof"]["curve_steps"]) < CURVE_STEPS:
+            part["notes"] = [*part.get("notes", []), CURVE_NOTE.format(compared, CURVE_STEPS)]
         if self.device == "cpu" and self._cpu.others_percent() > OTHERS_PERCENT:
             part["notes"] = [*part.get("notes", []), OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]

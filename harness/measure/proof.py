@@ -232,13 +232,12 @@ class Proof:
         self.failures: dict[str, str] = {}
         self.kernel: dict[str, Any] = {}
         self.limits: dict[str, float] = self.limit._asdict()  # those of the worst errors
-        self.curve_steps: int | None = None  # of a training, whose losses were compared
+        self.curve: np.ndarray | None = None  # limits of a training's losses
 
-    def loss_limits(self, reference: Mapping[str, Any]) -> np.ndarray:
+    def _loss_limits(self, reference: Mapping[str, Any]) -> np.ndarray:
         """Limits [n] of a training's losses, n being where the curve ends: at CURVE_STEPS, or before its first chaotic step."""
         moves = SLACK * ROUNDING[self.precision] * np.asarray(reference["loss_sensitivity"])
-        moves = moves[moves <= CURVE_END * self.limit.loss]  # all of the first: they never fall
-        self.curve_steps = len(moves)
+        moves = moves[moves <= CURVE_END * self.limit.loss]  # the first ones: they never fall
         return np.maximum(self.limit.loss, moves)
 
     def _gradient_limits(self, start: Mapping[str, np.ndarray], reference: Mapping[str, Any]) -> dict[str, float]:
@@ -301,7 +300,7 @@ class Proof:
         self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error, limits))
         trial.restore()
         losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
-        limits = self.loss_limits(reference)
+        limits = self.curve = self._loss_limits(reference)
         if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step behind the curve's end
             curve, limits = np.mean(curve[:UPDATE_STEPS], keepdims=True), limits[UPDATE_STEPS - 1 : UPDATE_STEPS]
         self.losses("the proof's steps", losses, curve, limits)
@@ -332,19 +331,17 @@ class Proof:
         limit = float(limits[worst_step])
         self.hold("loss", float(error[worst_step]), f"step {worst_step + 1} of {where}", limit)
 
-    def timed_losses(
-        self, blocks: list[np.ndarray], reference: np.ndarray, dropout: bool, limits: np.ndarray | None = None
-    ) -> None:
+    def timed_losses(self, blocks: list[np.ndarray], reference: np.ndarray, dropout: bool) -> None:
         """Losses of the timed steps [blocks, steps]: each block against the reference, and all blocks against each other.
 
-        With dropout on, the timed steps draw masks that the reference does not have: only the second holds then.
-        `limits`: as for `losses`.
+        With dropout on, the timed steps draw masks that the reference does not have: only the second holds then. Losses of a
+        training have the limits, and the end of the curve, that `training` found.
         """
         for number, losses in enumerate(blocks, 1):
-            self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference, limits)
+            self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference, self.curve)
         together = np.asarray(blocks, np.float64)  # [blocks, steps]
         limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
-        steps = SPREAD_STEPS if dropout or limits is None or len(limits) == len(reference) else len(limits)
+        steps = self.steps_before_chaos(SPREAD_STEPS)
         apart = float(relative_range(together[:, :steps]).max())
         self.hold("spread", apart, f"the timed blocks' first {steps} losses, all from the same weights", limit)
         means = float(relative_range(together.mean(axis=1)))
@@ -397,11 +394,15 @@ class Proof:
         seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops)}
         self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
 
+    def steps_before_chaos(self, steps: int) -> int:
+        """So many steps, or those of a training's curve where that ends early."""
+        return steps if self.curve is None or len(self.curve) >= CURVE_STEPS else len(self.curve)
+
     def record(self) -> dict:
         """The record's `proof`: {ok, outputs_err, gradients_err, …, worst_at, limit, curve_steps, kernel, failed, reason}."""
         errors = {f"{name}_err": self.errors.get(name) for name in ("outputs", "gradients", "update", "loss", "spread")}
         finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
         reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
         return {"ok": not self.failures, **finite, "worst_at": self.worst_at, "limit": self.limits,
-                "curve_steps": self.curve_steps, "kernel": self.kernel, "failed": list(self.failures),
+                "curve_steps": self.steps_before_chaos(CURVE_STEPS), "kernel": self.kernel, "failed": list(self.failures),
                 "reason": "; ".join(reasons)}  # fmt: skip

@@ -131,7 +131,7 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.clock(row.lag_s, row.lag_limit_s)
     proof.stays_on_device(row.loss, row.reads, row.copied)
     proof.copies(row.copied_in_fit, 5 * TO_HOST_LIMIT)
-    proof.timed_losses(row.blocks, LOSSES, row.dropout, proof.loss_limits(row.reference))
+    proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
     proof.what_ran(row.profile, row.kernel, row.device)
     return proof.record()
 
@@ -189,6 +189,12 @@ def is_chaotic(factor: float, at: int, end: int = 3) -> Callable[[FakeRow], None
         row.blocks = [row.losses, np.append(LOSSES[:at], factor**2 * LOSSES[at:])]
 
     return change
+
+
+def apart_at(row: FakeRow, step: int) -> None:
+    """With dropout, blocks that differ at one step."""
+    row.dropout, row.blocks = True, [LOSSES, replace_at(LOSSES, step, 4 * LOSSES[step])]
+    row.blocks = [np.append(losses, np.full(200, 1.5)) for losses in row.blocks]
 
 
 def updates_off(sensitivity: float, size: float, part: float) -> Callable[[FakeRow], None]:
@@ -290,11 +296,7 @@ MISTAKES = {
     "losses beyond what the case explains": ("losses", ["loss"], losses_off(SENSITIVE, 1.1)),
     "a mean loss beyond what the case explains": ("losses", ["loss"], losses_off_in_fit(SENSITIVE, 1.5)),
     "another training before the curve's end": ("losses", ["loss"], is_chaotic(1.01, 2)),
-    "blocks apart before the curve's end": (
-        "timed_losses",
-        ["spread"],
-        lambda r: (is_chaotic(1.2, 3)(r), setattr(r, "dropout", True), setattr(r, "blocks", [LOSSES, LOSSES * 4])),
-    ),
+    "blocks apart before the curve's end": ("timed_losses", ["spread"], lambda r: (is_chaotic(1.2, 3)(r), apart_at(r, 2))),
     "updates beyond what the case explains": ("training", ["update"], updates_off(1e4, 1e-3, 1.1)),
     "small updates that are too large": ("training", ["update"], updates_off(1.0, 1e-5, 1.1)),
     "a layer left out of tiny updates": ("training", ["update"], updates_off(1.0, 1e-8, -2.0)),

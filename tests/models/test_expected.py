@@ -32,7 +32,8 @@ def test_as_many_steps_as_the_proof_asks_for():
 def test_language_model_has_all_that_the_proof_compares(ptb):
     found = language_model(ptb)
     of_stack = {"stack_outputs", "stack_gradients", "stack_losses"}
-    assert set(found) == {"outputs", "forward_losses", "losses", "gradients", "updates"} | of_stack
+    of_training = {"losses", "gradients", "updates", "loss_sensitivity", "update_sensitivity", "gradient_step"}
+    assert set(found) == {"outputs", "forward_losses"} | of_training | of_stack
     outputs = {name: np.shape(array) for name, array in found["outputs"].items()}
     shown = (expected.SHOWN, TIME, VOCABULARY)
     assert outputs == {"loss": (), "hidden": (BATCH, TIME, UNITS), "logits": shown}
