@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
-from models.reference.networks import SGD, Adam, Classifier, LanguageModel, Trajectory, sensitivity, trajectory
+from models.reference.networks import (
+    SGD,
+    Adam,
+    Classifier,
+    LanguageModel,
+    Rounded,
+    Trajectory,
+    rounded,
+    sensitivity,
+    trajectory,
+)
 from models.weights.canonical import States, Weights, stack_size
 
 STEPS = 6  # reference losses; the first three steps are also those behind the updates
@@ -27,6 +37,8 @@ def language_model(
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
         "loss_sensitivity" [STEPS], "update_sensitivity" {weight: number}: how much farther than the updates themselves the
         losses and the updates move when all updates are too large by one part (models.reference.networks.Sensitivity);
+        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}: their errors from weights that are
+        rounded coarsely (models.reference.networks.Rounded), of a classifier; 0 for a language model, which has no relu;
         "gradient_step": the learning rate where a row's gradients are the change of its weights by it (SGD), else 0;
         "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
 
@@ -97,14 +109,21 @@ def _training(
     states: States,
     carry_states: bool,
 ) -> tuple[Trajectory, dict[str, Any]]:
-    nudged = copy.deepcopy(optimizer)
+    nudged, fresh = copy.deepcopy(optimizer), copy.deepcopy(optimizer)
     path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
     moves = sensitivity(model, nudged, weights, batches, states, path, carry_states)
+    none = dict.fromkeys(weights, 0.0)
+    coarse = Rounded(np.zeros(STEPS), none, none)
+    if isinstance(model, Classifier):
+        coarse = rounded(model, fresh, weights, batches, states, path, carry_states)
     return path, {
         "losses": np.array(path.losses),
         "gradients": path.clipped_gradients,
         "updates": path.updates,
         "loss_sensitivity": moves.losses,
         "update_sensitivity": moves.updates,
+        "rounded_losses": coarse.losses,
+        "rounded_gradients": coarse.gradients,
+        "rounded_updates": coarse.updates,
         "gradient_step": 0.0 if isinstance(optimizer, Adam) else optimizer.learning_rate,
     }
