@@ -19,6 +19,9 @@ AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row 
 AROUND_NOTE = (
     "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/measure/clocks.py"
 )
+CURVE_NOTE = (
+    "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
+)
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 
 
@@ -245,6 +248,8 @@ class Measurement:
         part["status"] = "failed" if proof.failures else "ok"
         part["reason"] = part["proof"]["reason"]
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
+        if (compared := part["proof"]["curve_steps"]) < CURVE_STEPS:
+            part["notes"] = [*part.get("notes", []), CURVE_NOTE.format(compared, CURVE_STEPS)]
         if self.device == "cpu" and self._cpu.others_percent() > machine.OTHERS_PERCENT:
             part["notes"] = [*part.get("notes", []), machine.OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]

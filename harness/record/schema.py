@@ -339,24 +339,26 @@ def _largest(peaks: Iterable[Mapping | None]) -> dict | None:
 
 
 def _worst_proof(first: Mapping | None, second: Mapping) -> dict:
-    """One proof for several processes: ok where all are, the largest errors, the kernel of one that failed.
+    """One proof for several processes: ok where all are, the errors largest for their limits, the kernel of one that failed.
 
     An error that is not finite, or null in a process that failed this very proof, is worse than any number: null.
     """
     both = [proof for proof in (first, second) if proof]
-    worst = {**both[0], "worst_at": {**both[0].get("worst_at", {})}}
+    worst = {**both[0], "worst_at": {**both[0].get("worst_at", {})}, "limit": {**both[0].get("limit", {})}}
     if both[0].get("ok") and second.get("kernel") and not second.get("ok"):
         worst["kernel"] = second["kernel"]
     failed = dict.fromkeys(name for proof in both for name in proof.get("failed", []))
     reasons = dict.fromkeys(proof["reason"] for proof in both if proof.get("reason"))
     for key in ERRORS:
         name = key.removesuffix("_err")
-        known = [proof[key] for proof in both if proof.get(key) is not None]
+        known = [proof for proof in both if proof.get(key) is not None]
         lost = any(proof.get(key) is None and name in proof.get("failed", []) for proof in both)
-        if not all(map(math.isfinite, known)):
+        if not all(math.isfinite(proof[key]) for proof in known):
             lost, failed[name], reasons[f"{name}: error is not finite"] = True, None, None
-        worst[key] = None if lost else max(known, default=None)
-        if second.get(key) == worst[key] and name in second.get("worst_at", {}):
-            worst["worst_at"][name] = second["worst_at"][name]
+        most = max(known, key=lambda proof: proof[key] / (proof.get("limit", {}).get(name) or 1.0), default={})
+        worst[key] = None if lost else most.get(key)
+        for about in ("worst_at", "limit"):
+            if name in most.get(about, {}):
+                worst[about][name] = most[about][name]
     worst["ok"] = all(proof.get("ok") is True for proof in both) and not failed
     return {**worst, "failed": list(failed), "reason": "; ".join(reasons)}

@@ -27,6 +27,7 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
+REFERENCE = 2  # what a reference holds: a run of an earlier commit that goes on has it computed anew
 NO_REASON = "the process gave no reason"
 PLAN_FLAG = "--plan"  # of the suite, before a script's other options: say what would run, and whether it can
 
@@ -376,7 +377,7 @@ class Parent:
     def _reference_path(self, data: Mapping) -> Path:
         """One reference per data and constants that change it: `<out>/references/<benchmark>.<hash of both>.npz`."""
         computed = settings.of(self.constants, Changes.REFERENCE)
-        content = json.dumps([computed, data["sha256"], data["embedded"]], sort_keys=True)
+        content = json.dumps([REFERENCE, computed, data["sha256"], data["embedded"]], sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()
 

@@ -1,12 +1,23 @@
 """What a proof holds an implementation against: the float64 reference's trajectory as named arrays."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
-from models.reference.networks import SGD, Classifier, LanguageModel, trajectory
+from models.reference.networks import (
+    SGD,
+    Adam,
+    Classifier,
+    LanguageModel,
+    Rounded,
+    Trajectory,
+    rounded,
+    sensitivity,
+    trajectory,
+)
 from models.weights.canonical import States, Weights, stack_size
 
 STEPS = 6  # reference losses; the first three steps are also those behind the updates
@@ -24,6 +35,11 @@ def language_model(
         "outputs": {"loss", "hidden" [batch, time, units], "logits" [SHOWN, time, vocabulary]} of the first batch;
         "forward_losses" [STEPS]: of the first batches, from these weights and states;
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
+        "loss_sensitivity" [STEPS], "update_sensitivity" {weight: number}: how much farther than the updates themselves the
+        losses and the updates move when all updates are too large by one part (models.reference.networks.Sensitivity);
+        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}: their errors from weights that are
+        rounded coarsely (models.reference.networks.Rounded), of a classifier; 0 for a language model, which has no relu;
+        "gradient_step": the learning rate where a row's gradients are the change of its weights by it (SGD), else 0;
         "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
 
     Raises:
@@ -31,12 +47,12 @@ def language_model(
     """
     _check_words(batches, len(weights["embedding"]))
     model = LanguageModel(reduction)
-    path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
-    forward = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(STEPS)]
+    path, training = _training(model, optimizer, weights, batches, states, carry_states)
+    later = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(1, STEPS)]
     outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
     embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
     alone = stack(weights, states, embedded)
-    return {"outputs": outputs, "forward_losses": np.array(forward), **_training(path), **alone}
+    return {"outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone}
 
 
 def _check_words(batches: Batches, vocabulary: int) -> None:
@@ -81,9 +97,33 @@ def upstream(shape: Sequence[int]) -> np.ndarray:
 
 def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:
     """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output."""
-    path = trajectory(Classifier(), optimizer, weights, batches, states, STEPS, carry_states=False)
-    return {"outputs": {"loss": path.loss, "logits": path.logits}, **_training(path)}
+    path, training = _training(Classifier(), optimizer, weights, batches, states, carry_states=False)
+    return {"outputs": {"loss": path.loss, "logits": path.logits}, **training}
 
 
-def _training(path) -> dict[str, Any]:
-    return {"losses": np.array(path.losses), "gradients": path.clipped_gradients, "updates": path.updates}
+def _training(
+    model: LanguageModel | Classifier,
+    optimizer: SGD,
+    weights: Weights,
+    batches: Batches,
+    states: States,
+    carry_states: bool,
+) -> tuple[Trajectory, dict[str, Any]]:
+    nudged, fresh = copy.deepcopy(optimizer), copy.deepcopy(optimizer)
+    path = trajectory(model, optimizer, weights, batches, states, STEPS, carry_states)
+    moves = sensitivity(model, nudged, weights, batches, states, path, carry_states)
+    none = dict.fromkeys(weights, 0.0)
+    coarse = Rounded(np.zeros(STEPS), none, none)
+    if isinstance(model, Classifier):
+        coarse = rounded(model, fresh, weights, batches, states, path, carry_states)
+    return path, {
+        "losses": np.array(path.losses),
+        "gradients": path.clipped_gradients,
+        "updates": path.updates,
+        "loss_sensitivity": moves.losses,
+        "update_sensitivity": moves.updates,
+        "rounded_losses": coarse.losses,
+        "rounded_gradients": coarse.gradients,
+        "rounded_updates": coarse.updates,
+        "gradient_step": 0.0 if isinstance(optimizer, Adam) else optimizer.learning_rate,
+    }

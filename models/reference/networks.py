@@ -6,6 +6,7 @@
 Both are deterministic: dropout is 0 in the proof. All arrays are float64 unless `dtype` says otherwise.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.weights.canonical import States, Weights, stack_size
 
 REDUCTIONS = ("mean", "sum_over_time")
+COARSE, DRAWS = 2.0**-10, 6  # of `rounded`: twice the rounding of tf32 and fp16
+NUDGE = 2.0**-24  # of `sensitivity`: a float32 rounding, far above those of float64 and small enough to be linear
 IGNORED = -1  # a target of no word: padding, which adds nothing to the loss
 
 
@@ -220,6 +223,7 @@ class Trajectory:
     loss: float
     gradients: Weights  # of step 1, before clipping
     clip_scale: float  # of step 1
+    final_states: States  # of step 1
     updates: Weights = field(default_factory=dict)  # weight after `update_after` steps minus weight at the start
     losses: list[float] = field(default_factory=list)  # of every step, each before its own update
 
@@ -259,12 +263,107 @@ def trajectory(
         result = model.loss_and_gradients(current, *batches[step % len(batches)], states)
         optimizer.update(current, result.gradients)
         if step == 0:
-            kept = Trajectory(result.hidden, result.logits, result.loss, result.gradients, optimizer.clip_scale)
+            kept = Trajectory(
+                result.hidden, result.logits, result.loss, result.gradients, optimizer.clip_scale, result.final_states
+            )
         if step + 1 == update_after:
             kept.updates = {name: current[name] - weights[name] for name in weights}
         kept.losses.append(result.loss)
         states = result.final_states if carry_states else states
     return kept
+
+
+@dataclass
+class Sensitivity:
+    """How far a training moves for each part by which its updates are too large: 1 is as far as the updates themselves."""
+
+    losses: np.ndarray  # [steps], relative to each loss; the largest so far, since an error stays in the weights
+    updates: dict[str, float]  # of every tensor's update after the trajectory's `update_after` steps, in the 2-norm
+
+
+def sensitivity(
+    model: LanguageModel | Classifier,
+    optimizer: SGD,
+    weights: Mapping[str, np.ndarray],
+    batches: Sequence[tuple[np.ndarray, np.ndarray]],
+    states: States,
+    path: Trajectory,
+    carry_states: bool,
+    update_after: int = 3,
+) -> Sensitivity:
+    """Train once more with every update 1 + NUDGE times as large, and compare with `path`, of the same arguments.
+
+    A common factor is what rounding the clipped norm does to all gradients at once. It moves the weights along the gradient,
+    where the loss bends most: random errors of that size, by tensor or by element, move the losses less.
+
+    Args:
+        optimizer: a fresh one, like the one of `path`; its learning rate is changed.
+    """
+    optimizer.learning_rate *= 1.0 + NUDGE
+    current = {name: np.array(array, model.dtype) for name, array in weights.items()}
+    optimizer.update(current, path.gradients)
+    losses = [path.loss]  # before any update
+    updates: dict[str, float] = {}
+    states = path.final_states if carry_states else states
+    for step in range(1, len(path.losses)):
+        if step == update_after:
+            for name, update in path.updates.items():
+                norm = np.linalg.norm(update)
+                moved = np.linalg.norm(current[name] - weights[name] - update)
+                updates[name] = float(moved / norm / NUDGE) if norm else 0.0
+        batch = batches[step % len(batches)]
+        if step + 1 == len(path.losses):
+            losses.append(model.forward(current, *batch, states).loss)
+            break
+        result = model.loss_and_gradients(current, *batch, states)
+        optimizer.update(current, result.gradients)
+        losses.append(result.loss)
+        states = result.final_states if carry_states else states
+    reference = np.array(path.losses)
+    moved = np.abs(np.array(losses) - reference) / np.abs(reference) / NUDGE
+    return Sensitivity(np.maximum.accumulate(moved), updates)
+
+
+@dataclass
+class Rounded:
+    """The largest errors of trainings that start from coarsely rounded weights."""
+
+    losses: np.ndarray  # [steps], relative to each loss; the largest so far
+    gradients: dict[str, float]  # of step 1, after clipping, by tensor: max|a − b| / max|b|
+    updates: dict[str, float]  # ‖a − b‖₂ / ‖b‖₂
+
+
+def rounded(
+    model: LanguageModel | Classifier,
+    optimizer: SGD,
+    weights: Mapping[str, np.ndarray],
+    batches: Sequence[tuple[np.ndarray, np.ndarray]],
+    states: States,
+    path: Trajectory,
+    carry_states: bool,
+) -> Rounded:
+    """Train DRAWS times from weights of which each is off by up to COARSE of itself, and compare with `path`.
+
+    A relu near 0 that is on in one precision and off in another changes gradients by far more than the rounding itself, and Adam
+    makes whole updates of it: in MNIST's head tf32 does so with every third seed or so. No small nudge shows it.
+    """
+    found = Rounded(np.zeros(len(path.losses)), dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0))
+    for draw in range(DRAWS):
+        generator = np.random.default_rng(draw)
+        start = {name: w * (1.0 + COARSE * generator.uniform(-1, 1, np.shape(w))) for name, w in weights.items()}
+        own = trajectory(model, copy.deepcopy(optimizer), start, batches, states, len(path.losses), carry_states)
+        moved = np.abs(np.array(own.losses) - path.losses) / np.abs(path.losses)
+        found.losses = np.maximum.accumulate(np.maximum(found.losses, moved))
+        for name in weights:
+            pairs = (
+                (found.gradients, own.clipped_gradients[name], path.clipped_gradients[name], np.inf),
+                (found.updates, own.updates[name], path.updates[name], 2),
+            )
+            for kept, array, expected, order in pairs:
+                norm = np.linalg.norm(expected.ravel(), order)
+                error = np.linalg.norm((array - expected).ravel(), order) / norm if norm else 0.0
+                kept[name] = max(kept[name], float(error))
+    return found
 
 
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:

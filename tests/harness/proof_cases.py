@@ -59,6 +59,12 @@ REFERENCE = {
     "gradients": tensors(2, 0.1),
     "updates": tensors(3, 1e-3),
     "losses": LOSSES,
+    "loss_sensitivity": np.array([0.0, 0.1, 0.2, 1.0, 1.0, 3.0]),
+    "update_sensitivity": dict.fromkeys(SHAPES, 1.0),
+    "rounded_losses": np.zeros(CURVE_STEPS),
+    "rounded_gradients": dict.fromkeys(SHAPES, 0.0),
+    "rounded_updates": dict.fromkeys(SHAPES, 0.0),
+    "gradient_step": 1.0,
     "forward_losses": LOSSES[::-1],
     "stack_outputs": {"hidden": operands()[0] @ operands()[1][:, ::2], "loss": 0.5},
     "stack_gradients": tensors(5, 0.1),
@@ -72,6 +78,7 @@ class FakeRow:
     def __init__(self, precision: str = "fp32") -> None:
         logits = product(precision)
         self.shown = {"logits": logits, "hidden": logits[..., ::2].copy(), "loss": np.float32(LOSSES[0])}
+        self.reference = REFERENCE
         self.start = tensors(4, 1.0)
         self.gradients = {name: array.astype(np.float32) for name, array in REFERENCE["gradients"].items()}
         self.updates = dict(REFERENCE["updates"])
@@ -122,7 +129,7 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.outputs(row.outputs(), REFERENCE["outputs"])
     proof.losses("the forward passes", row.forward, REFERENCE["forward_losses"])
     proof.stack(row, row.alone_losses, REFERENCE)
-    proof.training(row, REFERENCE)
+    proof.training(row, row.reference)
     proof.callable(row.unproven())
     proof.clock(row.lag_s, row.lag_limit_s)
     proof.stays_on_device(row.loss, row.reads, row.copied)
@@ -142,6 +149,82 @@ def replace_at(array: np.ndarray, index: int, value: float) -> np.ndarray:
     changed = np.array(array)
     changed.flat[index] = value
     return changed
+
+
+SENSITIVE = [0.0, 1.0, 10.0, 100.0, 300.0, 1000.0]  # the last one: a limit of 9.5e-4, just within the curve's end
+
+
+def in_a_case(**of_reference) -> FakeRow:
+    """A row whose case is another one: the reference's sensitivities and rate."""
+    row = FakeRow()
+    row.reference = REFERENCE | of_reference
+    return row
+
+
+def losses_off(sensitivity: list[float], part: float) -> Callable[[FakeRow], None]:
+    """Every loss off by this part of its limit, which its own sensitivity gives it."""
+
+    def change(row: FakeRow) -> None:
+        row.reference = REFERENCE | {"loss_sensitivity": np.array(sensitivity)}
+        limits = np.maximum(LIMITS["fp32"].loss, 4 * 2.0**-22 * np.array(sensitivity))
+        row.losses = LOSSES * (1 + part * limits)
+        row.blocks = [row.losses, LOSSES * (1 - part * limits)]
+
+    return change
+
+
+def losses_off_in_fit(sensitivity: list[float], part: float) -> Callable[[FakeRow], None]:
+    """The mean of the first steps, off by this part of its last step's limit; the timed losses are right."""
+
+    def change(row: FakeRow) -> None:
+        losses_off(sensitivity, 0.0)(row)
+        row.one_mean, row.losses = True, LOSSES * (1 + part * 4 * 2.0**-22 * sensitivity[UPDATE_STEPS - 1])
+
+    return change
+
+
+def is_chaotic(factor: float, at: int, end: int = 3) -> Callable[[FakeRow], None]:
+    """Losses of another training from step `at` on, and in each block of another one; the curve has `end` steps."""
+
+    def change(row: FakeRow) -> None:
+        losses_off([0.0, *[1.0] * (end - 1), *[2000.0] * (CURVE_STEPS - end)], 0.5)(row)
+        row.losses = np.append(LOSSES[:at], factor * LOSSES[at:])
+        row.blocks = [row.losses, np.append(LOSSES[:at], factor**2 * LOSSES[at:])]
+
+    return change
+
+
+def apart_at(row: FakeRow, step: int) -> None:
+    """With dropout, blocks that differ at one step."""
+    row.dropout, row.blocks = True, [LOSSES, replace_at(LOSSES, step, 4 * LOSSES[step])]
+    row.blocks = [np.append(losses, np.full(200, 1.5)) for losses in row.blocks]
+
+
+def updates_off(sensitivity: float, size: float, part: float) -> Callable[[FakeRow], None]:
+    """Every update off by this part of its limit, where updates are that sensitive and that large."""
+
+    def change(row: FakeRow) -> None:
+        updates = tensors(3, size)
+        row.reference = REFERENCE | {"updates": updates, "update_sensitivity": dict.fromkeys(SHAPES, sensitivity)}
+        for name, update in updates.items():
+            norm = np.linalg.norm(update) or 1.0
+            coarse = max(2.0**-24 * np.linalg.norm(row.start[name]) / norm, 2.0**-22 * sensitivity)
+            limit = max(LIMITS["fp32"].update, min(0.5, 4 * coarse))
+            row.updates[name] = update * (1 + part * limit)
+
+    return change
+
+
+def gradients_off(rate: float, part: float) -> Callable[[FakeRow], None]:
+    """The embedding's gradient off by this part of its limit, where it is read off weights that changed by `rate` of it."""
+
+    def change(row: FakeRow) -> None:
+        row.reference = REFERENCE | {"gradient_step": rate}
+        gradient, largest = REFERENCE["gradients"]["embedding"], np.abs(row.start["embedding"]).max()
+        limit = 4 * 2.0**-24 * largest / (rate * np.abs(gradient).max())
+        row.gradients = row.gradients | {"embedding": gradient * (1 + part * min(0.5, limit))}
+
+    return change
 
 
 # mistake: (the check that has to catch it, the proofs that it has to fail, how it is planted)
@@ -213,6 +296,15 @@ MISTAKES = {
         ["spread"],
         lambda r: vars(r).update(dropout=True, blocks=[np.append(k * r.losses, np.full(200, 1.5)) for k in (1, 4)]),
     ),
+    "losses beyond what the case explains": ("losses", ["loss"], losses_off(SENSITIVE, 1.1)),
+    "a mean loss beyond what the case explains": ("losses", ["loss"], losses_off_in_fit(SENSITIVE, 1.5)),
+    "another training before the curve's end": ("losses", ["loss"], is_chaotic(1.01, 2)),
+    "blocks apart before the curve's end": ("timed_losses", ["spread"], lambda r: (is_chaotic(1.2, 3)(r), apart_at(r, 2))),
+    "updates beyond what the case explains": ("training", ["update"], updates_off(1e4, 1e-3, 1.1)),
+    "small updates that are too large": ("training", ["update"], updates_off(1.0, 1e-5, 1.1)),
+    "a layer left out of tiny updates": ("training", ["update"], updates_off(1.0, 1e-8, -2.0)),
+    "a gradient beyond what its weights' rounding explains": ("training", ["gradients"], gradients_off(1e-3, 1.1)),
+    "a gradient of zero that no weight could show": ("training", ["gradients"], gradients_off(1e-8, -2.0)),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
     "a clock too early": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [0.0031, 0.0041])),
     "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan] * 2)),
@@ -251,6 +343,15 @@ def is_timed_for_one_step(row: FakeRow) -> None:
     row.blocks = [row.losses[:1], row.losses[:1]]
 
 
+AS_FAR_AS_THE_CASE_EXPLAINS = {
+    "sensitive losses": losses_off(SENSITIVE, 0.95),
+    "sensitive losses of fit": losses_off_in_fit(SENSITIVE, 0.95),
+    "chaotic losses": is_chaotic(1.2, 3),
+    "chaotic losses of fit": lambda row: (is_chaotic(1.2, 2, 2)(row), setattr(row, "one_mean", True)),
+    "sensitive updates": updates_off(1e4, 1e-3, 0.95),
+    "small updates": updates_off(1.0, 1e-5, 0.95),
+    "gradients read off weights that hardly change": gradients_off(1e-3, 0.95),
+}
 HONEST = [lambda row: None, without_profile, forbids_nothing, reports_one_mean, has_dropout, is_timed_for_one_step]
 # precision that a row computes in, and that it is shown as: the proofs that fail; of all other pairs of unlike ones "precision"
 UNLIKE = {("tf32", "fp32"): ["outputs"], ("fp16", "fp32"): ["outputs", "precision"]}
@@ -301,6 +402,8 @@ def complaints(made: Callable[[str], Proof] = Proof) -> list[str]:
 
     for change in HONEST:
         expect(change.__name__, "fp32", planted(change), [])
+    for case, change in AS_FAR_AS_THE_CASE_EXPLAINS.items():
+        expect(case, "fp32", planted(change), [])
     for computed in LIMITS:
         for named in LIMITS:
             failed = UNLIKE.get((computed, named), [] if computed == named else ["precision"])

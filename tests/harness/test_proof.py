@@ -25,10 +25,13 @@ from tests.harness.proof_cases import (
     MISTAKES,
     PROFILE,
     REFERENCE,
+    SENSITIVE,
     SHAPES,
     FakeRow,
     complaints,
     complaints_of_modes,
+    is_chaotic,
+    losses_off,
     planted,
     product,
     prove,
@@ -63,7 +66,7 @@ def test_planted_mistake_passes_once_its_check_does_nothing(mistake, monkeypatch
 
 def test_every_public_check_has_a_planted_mistake_that_it_alone_catches():
     public = {name for name, _ in inspect.getmembers(Proof, inspect.isfunction) if not name.startswith("_")}
-    assert public - {"record", "hold"} == {check for check, _, _ in MISTAKES.values()}
+    assert public - {"record", "hold", "steps_before_chaos"} == {check for check, _, _ in MISTAKES.values()}
 
 
 def test_one_tensor_of_another_precision_is_enough_to_fail():
@@ -207,3 +210,44 @@ def test_record_names_the_longest_kernels_and_those_that_are_promised():
     kernel = Kernel(kernels="lstm", rest_kernels="softmax")
     proof.what_ran({"ops": {}, "kernels": {**longest, "lstm": 0.2, "softmax": 0.1, "other": 0.3}}, kernel, "gpu")
     assert list(proof.kernel["kernels"]) == [*list(longest)[:5], "lstm", "softmax"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("what", ["losses", "gradients", "updates"])
+def test_what_coarse_rounding_does_to_a_classifier_widens_the_limits_of_tf32_and_fp16_alone(precision, what):
+    failed = {"losses": "loss", "gradients": "gradients", "updates": "update"}[what]
+    limit = 1.5 * getattr(LIMITS[precision], failed) if precision != "fp16" else {"loss": 0.01}.get(failed, 0.4)
+    moved = np.full(CURVE_STEPS, limit / 2) if what == "losses" else dict.fromkeys(SHAPES, limit / 2)
+    for part, passes in ((0.95, precision != "fp32"), (1.05, False)):
+        row = FakeRow(precision)
+        row.reference = REFERENCE | {f"rounded_{what}": moved}
+        if what == "losses":
+            row.losses = LOSSES * (1 + part * limit)
+            row.shown["loss"], row.blocks = LOSSES[0], [row.losses] * 2
+        elif what == "gradients":
+            row.gradients = {name: array * (1 + part * limit) for name, array in REFERENCE["gradients"].items()}
+        else:
+            wider = max(limit, LIMITS[precision].update)
+            row.updates = {name: array * (1 + part * wider) for name, array in REFERENCE["updates"].items()}
+        assert prove(row, precision)["failed"] == ([] if passes else [failed])
+
+
+def test_the_limit_of_the_worst_error_stands_in_the_record_with_the_steps_that_were_compared():
+    row = FakeRow()
+    losses_off(SENSITIVE, 0.9)(row)
+    of_last_step = row.blocks[1][-1:]
+    row.losses = LOSSES
+    row.blocks = [LOSSES, np.append(LOSSES[:-1], of_last_step)]
+    record = prove(row)
+    assert record["loss_err"] == pytest.approx(0.9 * record["limit"]["loss"], rel=1e-3)
+    assert record["limit"]["loss"] > 90 * LIMITS["fp32"].loss and record["curve_steps"] == CURVE_STEPS
+    is_chaotic(1.5, 3)(row)
+    assert prove(row)["curve_steps"] == 3
+
+
+def test_no_case_widens_a_limit_to_where_a_layer_that_is_left_out_would_pass():
+    row = FakeRow()
+    row.reference = REFERENCE | {"update_sensitivity": dict.fromkeys(SHAPES, 1e12), "gradient_step": 1e-30}
+    row.updates = {name: 0.4 * array for name, array in REFERENCE["updates"].items()}
+    row.gradients = {name: 0.4 * array for name, array in REFERENCE["gradients"].items()}
+    assert sorted(prove(row)["failed"]) == ["gradients", "update"]
