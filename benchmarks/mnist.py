@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, sizes
-from models.keras import fit_rows
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -58,23 +58,17 @@ ROW_BUDGET_S = None         # s; a row that has taken longer gets no further pro
 # ---------------------------------------------------------------------------
 # fmt: on
 
-IMPLEMENTATIONS = fit_rows.FIT_IMPLEMENTATIONS | fit_rows.PEER_FIT_IMPLEMENTATIONS
 TIME_STEPS = 28  # rows of an image
 
 
-def evidence(made, c):
-    """What has to be seen running in the proof's last steps."""
+def expected_ops(row, c):
+    """What must run in the proof's last steps."""
     from harness.measure.proof import UPDATE_STEPS
 
-    return made.evidence(c.NUM_LAYERS, TIME_STEPS, c.DEVICE, UPDATE_STEPS)
+    return row.expected_ops(c.NUM_LAYERS, TIME_STEPS, c.DEVICE, UPDATE_STEPS)
 
 
-ROWS_TABLE = {
-    name: benchmark.Row(
-        made.what, lambda c, made=made: evidence(made, c), made.needs_gpu, made.framework, made.precisions
-    )
-    for name, made in IMPLEMENTATIONS.items()
-}
+ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops) for name, row in rows.FIT.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]
 
 
@@ -128,7 +122,7 @@ def run_row(row, c, measurement):
     count -= count % c.BATCH_SIZE  # a smaller last batch would be traced anew: another step than the proven one
     x, y = images(digits.x_train[:count]), digits.y_train[:count]
     test = images(digits.x_test), digits.y_test
-    trial = IMPLEMENTATIONS[row].classifier(
+    trial = rows.FIT[row].build(
         large, *batches, c.BATCH_SIZE, ("Adam", c.LEARNING_RATE, c.DECAY), lstm_dropout=(c.DROPOUT_1, c.DROPOUT_2),
         dense_dropout=c.DROPOUT_3, precision=measurement.precision, device=measurement.runtime.device_name,
         loss_scale=c.LOSS_SCALE, capacity=count, seed=c.SEED,
@@ -143,9 +137,9 @@ def run_row(row, c, measurement):
         size = min(batches * c.BATCH_SIZE, count)
         trial.fit(x[:size], y[:size], -(-batches * c.BATCH_SIZE // size), None, EpochClock())
 
-    flops = 3 * stacks.classifier_flops(c.BATCH_SIZE, TIME_STEPS, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
+    of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, TIME_STEPS, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
     return measurement.fit(
-        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=flops,
+        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=of_step,
         unit="images/s",
     )  # fmt: skip
 
@@ -172,19 +166,18 @@ LAYOUT = {
                      ["first call (s)", "first_call_s", ".1f"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],
-    "ours": ["wavefront_persistent", "wavefront_loop", "wavefront", "cudnn_stack"],
     "footnotes": [
-        "The fastest peer is the fastest proven row of a table that is not this suite's own (wavefront_persistent, "
-        "wavefront_loop, wavefront, cudnn_stack).",
+        "The fastest peer is the fastest proven row of a table that is not this suite's own "
+        f"({', '.join(rows.ours(rows.FIT))}).",
         "Time is the whole fit with its validations; s of steps per epoch and ms per step are training steps alone; the first "
         "call (tracing, compiling, one batch) comes before.",
         "The published vanilla LSTM used activation=\"relu\"; here it is tanh in every row, which cuDNN computes too.",
         "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
         "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
-        f"Keras' fit feeds every batch from the host; in wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one "
+        f"Keras' fit feeds every batch from the host; in wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one "
         "call (steps_per_execution), in wavefront_loop and wavefront_persistent "
         "(models/wavefront/compiled_loop.py) a call copies "
-        f"{fit_rows.STEPS_PER_LOOP} batches at once and runs their steps in one XLA program, validation too. The loops of "
+        f"{rows.STEPS_PER_LOOP} batches at once and runs their steps in one XLA program, validation too. The loops of "
         "torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the timed steps.",
         "cuDNN draws the masks inside cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "
         "proof's steps run a second graph of the same code, without dropout, which may differ from the timed one in that "

@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, sizes
-from models.jax import jax_rows
-from models.pytorch import torch_rows
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -76,11 +75,11 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-OURS = ("wavefront", "wavefront_persistent", "cudnn_stack")
-TENSORFLOW = ("while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", *OURS)
-IMPLEMENTATIONS = {name: stacks.IMPLEMENTATIONS[name] for name in TENSORFLOW}
-IMPLEMENTATIONS |= torch_rows.TORCH_IMPLEMENTATIONS | jax_rows.JAX_IMPLEMENTATIONS
-ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
+# Other ways to run the same cells, which stacked_lm.py compares.
+LEFT_OUT = ("eager", "unrolled", "static_eager", "keras_cudnn_eager", "cudnn_stack_xla")
+IMPLEMENTATIONS = {name: row for name, row in rows.LANGUAGE_MODEL.items() if name not in LEFT_OUT}
+ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in IMPLEMENTATIONS.items()}
+OURS = rows.ours(IMPLEMENTATIONS)
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
 
 
@@ -128,14 +127,14 @@ def run_row(row, c, measurement):
     if "train" in c.FLAGS and c.RANDOM_WORDS:
         raise UserError(f"--train --config={c.CONFIG}: nothing can be learned from random words; name another config")
     measurement.runtime.seed(c.SEED)  # of the dropout masks
-    model = IMPLEMENTATIONS[row].language_model(
+    model = IMPLEMENTATIONS[row].build(
         *start(c, measurement.data), ("SGD", c.LEARNING_RATE), precision=measurement.precision,
         device=measurement.runtime.device_name, reduction="sum_over_time", clip_norm=c.CLIP_NORM, keep_prob=c.KEEP_PROB,
         carry_states=True, loss_scale=c.LOSS_SCALE,
     )  # fmt: skip
     if "train" in c.FLAGS:
         return measurement.training(model, lambda timed: train(c, model, measurement.data, timed))
-    return measurement.steps(model, stacks.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS, "words/s")
+    return measurement.steps(model, flops.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS, "words/s")
 
 
 def train(c, model, text, timed):
@@ -207,7 +206,6 @@ LAYOUT = {
                      ["training time (s)", "fit_s", ".1f"], ["s per epoch", "epoch_s", "median_range"],
                      ["words/s", "throughput.value", ",.0f"], ["first call (s)", "first_call_s", ".1f"]]},
     ],
-    "ours": list(OURS),
     "footnotes": [
         "Published words per second: large config, one NVIDIA Tesla P40, TensorFlow 1.8; 80 to 85 % utilisation, 100 % memory.",
         "Validation with batch 20, test with batch 1; both carry states from the first word to the last.",
@@ -216,8 +214,7 @@ LAYOUT = {
         "alone.",
         "Forward only: logits and loss with training=False. The stack alone starts from the embedded words and from random "
         "gradients by its outputs: no embedding, dropout, softmax or optimizer.",
-        "The fastest peer is the fastest proven row of a table that is not this suite's own (wavefront, wavefront_persistent, "
-        "cudnn_stack).",
+        f"The fastest peer is the fastest proven row of a table that is not this suite's own ({', '.join(OURS)}).",
         "The config word_language_model is on random words: it is timed and proven, and learns nothing.",
         {"config": "word_language_model", "row": "cudnn_stack", "column": "P40, published (ms per batch)",
          "text": "Published for \"the tutorial code from TensorFlow\" beside CudnnLSTM; the document names no cell."},

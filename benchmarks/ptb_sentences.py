@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, sizes
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -59,14 +60,14 @@ WAYS = {  # row → (what it is, padded to the longest sentence of all, the stac
 }
 
 
-def evidence(c):
+def expected_ops(c):
     """CudnnLSTM: one cuDNN call on a GPU; on a CPU the loops that stand for it."""
     if c.DEVICE == "gpu":
-        return stacks.IMPLEMENTATIONS["cudnn_stack"].evidence(c.NUM_LAYERS, 1, c.DEVICE)
-    return {"ops": {f"loop:{stacks.MATMUL}": c.NUM_LAYERS}, "not_ops": stacks.CUDNN_OP}
+        return rows.LANGUAGE_MODEL["cudnn_stack"].expected_ops(c.NUM_LAYERS, 1, c.DEVICE)
+    return {"ops": {f"loop:{rows.MATMUL}": c.NUM_LAYERS}, "not_ops": rows.CUDNN_OP}
 
 
-ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", evidence) for row, (what, _, _) in WAYS.items()}
+ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops) for row, (what, _, _) in WAYS.items()}
 
 
 def load(c, location):
@@ -130,8 +131,8 @@ def run_row(row, c, measurement):
     )  # fmt: skip
     words = [int(lengths.sum()) for _, _, lengths in batches]
     mean = round(sum(words) / len(words))
-    flops = 3 * stacks.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
-    return measurement.steps(model, {"train": flops}, words, "words/s")
+    of_step = 3 * flops.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"train": of_step}, words, "words/s")
 
 
 LAYOUT = {

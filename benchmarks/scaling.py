@@ -12,9 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, sizes, sweep
-from models.jax import jax_rows
-from models.pytorch import torch_rows
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -51,10 +50,11 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-KNOWN = stacks.IMPLEMENTATIONS | torch_rows.TORCH_IMPLEMENTATIONS | jax_rows.JAX_IMPLEMENTATIONS
-OURS = ("wavefront", "wavefront_persistent")
-IMPLEMENTATIONS = {name: KNOWN[name] for name in ("cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", *OURS)}
-ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
+OURS = ["wavefront", "wavefront_persistent"]
+IMPLEMENTATIONS = {
+    name: rows.LANGUAGE_MODEL[name] for name in ("cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", *OURS)
+}
+ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in IMPLEMENTATIONS.items()}
 
 
 def load(c, location):
@@ -86,12 +86,12 @@ def reference(c, text):
 
 def run_row(row, c, measurement):
     """Build the row's stack from the canonical weights, prove it, time it; at one point."""
-    model = IMPLEMENTATIONS[row].language_model(
+    model = IMPLEMENTATIONS[row].build(
         *start(c, measurement.data), ("SGD", 1.0), precision=measurement.precision,
         device=measurement.runtime.device_name,
     )  # fmt: skip
-    flops = 3 * stacks.language_model_flops(c.BATCH_SIZE * c.TIME_STEPS, 0, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
-    return measurement.steps(model, {"stack": flops}, c.BATCH_SIZE, "sequences/s", utilisation=False)
+    of_stack = 3 * flops.language_model_flops(c.BATCH_SIZE * c.TIME_STEPS, 0, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"stack": of_stack}, c.BATCH_SIZE, "sequences/s", utilisation=False)
 
 
 LAYOUT = {
@@ -105,7 +105,7 @@ LAYOUT = {
         {"name": "batch", "constant": "BATCH_SIZE", "title": "Batch", "label": "sequences per batch", "mode": "stack"},
         {"name": "steps", "constant": "TIME_STEPS", "title": "Steps", "label": "steps per sequence", "mode": "stack"},
     ],
-    "ours": list(OURS),
+    "ours": OURS,
     "footnotes": [
         "The stack starts from random inputs and from random gradients by its outputs. Its outputs, and its gradients by the "
         "inputs and by all weights, are proven at every point.",

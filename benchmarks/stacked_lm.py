@@ -13,9 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, sizes
-from models.jax import jax_rows
-from models.pytorch import torch_rows
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -55,8 +54,8 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-IMPLEMENTATIONS = stacks.IMPLEMENTATIONS | torch_rows.TORCH_IMPLEMENTATIONS | jax_rows.JAX_IMPLEMENTATIONS
-ROWS_TABLE = {name: benchmark.Row.of(made) for name, made in IMPLEMENTATIONS.items()}
+ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in rows.LANGUAGE_MODEL.items()}
+OURS = rows.ours(rows.LANGUAGE_MODEL)
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stacked_lm"]
 
 
@@ -92,11 +91,11 @@ def reference(c, text):
 
 def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
-    model = IMPLEMENTATIONS[row].language_model(
+    model = rows.LANGUAGE_MODEL[row].build(
         *start(c, measurement.data), ("Adam", c.LEARNING_RATE), precision=measurement.precision,
         device=measurement.runtime.device_name, loss_scale=c.LOSS_SCALE,
     )  # fmt: skip
-    return measurement.steps(model, stacks.flops_of_modes(c, c.EMBEDDING), c.BATCH_SIZE, "sequences/s")
+    return measurement.steps(model, flops.flops_of_modes(c, c.EMBEDDING), c.BATCH_SIZE, "sequences/s")
 
 
 def published(c, row, mode, device):
@@ -142,7 +141,6 @@ LAYOUT = {
          "plot": "throughput.value", "plot_published": {"published": "published.sequences"}}
         for mode, title in MODES.items()
     ],
-    "ours": ["wavefront", "wavefront_persistent", "cudnn_stack", "cudnn_stack_xla"],
     "footnotes": [
         "Forward only: logits and loss with training=False. Keras runs cuDNN in its training mode even so, which keeps what a "
         "backward pass would need; cudnn_stack runs its inference mode. The initial state of every batch is the same tensor; it "
@@ -152,8 +150,7 @@ LAYOUT = {
         "optimizer, no dropout. Its gradients by the inputs and by all weights are proven like those of the whole model.",
         "At fp16 the forward pass and the stack alone of PyTorch start from float16 weights; in the other frameworks they cast "
         "them from float32 at every call, as a training step of PyTorch does behind its update.",
-        "The fastest peer is the fastest proven row of a table that is not this suite's own (wavefront, wavefront_persistent, "
-        "cudnn_stack, cudnn_stack_xla).",
+        f"The fastest peer is the fastest proven row of a table that is not this suite's own ({', '.join(OURS)}).",
         *({"device": device, "row": row, "mode": mode, "column": column, "text": text}
           for device, row, mode, columns, text in CONTRADICTIONS for column in columns),
     ],

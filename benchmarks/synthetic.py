@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, sizes
-from models.keras import fit_rows
-from models.tf import stacks
+from models import rows
+from models.reference import flops
 
 # fmt: off
 # ---------------------------------------------------------------------------
@@ -49,25 +49,17 @@ ROW_BUDGET_S = None         # s; a row that has taken longer gets no further pro
 # fmt: on
 
 
-def evidence(made, c):
+def expected_ops(row, c):
     """A bidirectional layer runs two LSTMs, a stack in one call whichever it has."""
-    return fit_rows.fit_evidence(made, c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.DEVICE)
+    return row.expected_ops(c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.TIME_STEPS, c.DEVICE)
 
 
-def cannot(made, constants):
-    one_way = constants["BIDIRECTIONAL"] and made.use_cudnn == "persistent"
+def cannot(row, constants):
+    one_way = constants["BIDIRECTIONAL"] and row.arguments["use_cudnn"] == "persistent"
     return "has one direction (BIDIRECTIONAL)" if one_way else ""
 
 
-ROWS_TABLE = {
-    name: benchmark.Row(
-        made.what,
-        lambda c, made=made: evidence(made, c),
-        made.needs_gpu,
-        cannot=lambda constants, made=made: cannot(made, constants),
-    )
-    for name, made in fit_rows.FIT_IMPLEMENTATIONS.items()
-}
+ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in rows.FIT_TENSORFLOW.items()}
 
 
 def load(c, location):
@@ -115,7 +107,7 @@ def run_row(row, c, measurement):
 
     sequences = measurement.data
     shapes, large, _, batches = start(c, sequences)
-    trial = fit_rows.FIT_IMPLEMENTATIONS[row].classifier(
+    trial = rows.FIT[row].build(
         large, *batches, c.BATCH_SIZE, ("Adam", c.LEARNING_RATE, 0.0), lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
         precision=measurement.precision, loss_scale=c.LOSS_SCALE, seed=c.SEED,
     )  # fmt: skip
@@ -135,9 +127,9 @@ def run_row(row, c, measurement):
         trial.fit(x[: batches * c.BATCH_SIZE], y[: batches * c.BATCH_SIZE], 1, None, EpochClock())
 
     directions = 1 + c.BIDIRECTIONAL
-    flops = 3 * stacks.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
+    of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
     return measurement.fit(
-        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=flops,
+        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=of_step,
         unit="sequences/s",
     )  # fmt: skip
 
@@ -157,9 +149,9 @@ LAYOUT = {
     "footnotes": [
         "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
         "with training=False.",
-        f"In wavefront TensorFlow takes {fit_rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution), in "
+        f"In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution), in "
         f"wavefront_loop and wavefront_persistent (models/wavefront/compiled_loop.py) a call copies up to "
-        f"{fit_rows.STEPS_PER_LOOP} batches "
+        f"{rows.STEPS_PER_LOOP} batches "
         "at once and runs their steps in one XLA program.",
         "cuDNN draws the masks inside cudnn_stack itself, by a rate that is part of the graph: its proof's steps run a second "
         "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",

@@ -24,6 +24,14 @@ def mean_loss(losses: np.ndarray, steps: Sequence[int], reduction: str) -> float
     return float(np.sum(losses if reduction == "sum_over_time" else losses * steps) / steps.sum())
 
 
+def rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[float, float]:
+    """(rate between the layers, rate behind the last one) of rates behind each layer; ValueError where the former differ."""
+    rates = (*lstm_dropout, *[0.0] * num_layers)[:num_layers]
+    if len(set(rates[:-1])) > 1:
+        raise ValueError(f"lstm_dropout: {list(lstm_dropout)} given, expected one rate between all layers of a stack")
+    return (rates[0] if num_layers > 1 else 0.0), rates[-1]
+
+
 @contextlib.contextmanager
 def dropout_off(model: Any) -> Iterator[None]:
     """A context in which `model.set_dropout_rate` has set the rate to 0; `model.dropout_rate` comes back behind it."""

@@ -10,10 +10,9 @@ from harness.frameworks.tensorflow import TensorFlowRuntime
 from harness.measure import host_reads
 from harness.measure.measurement import handed_to_fit, timed_of
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
-from models.keras import fit_rows
+from models import rows
 from models.reference import expected
 from models.reference.networks import SGD, Adam
-from models.tf import stacks
 from models.weights import canonical
 
 VOCABULARY, EMBEDDING, UNITS, LAYERS, STEPS, BATCH, BATCHES = 1000, 64, 128, 2, 10, 32, 6
@@ -62,10 +61,10 @@ def language_model_reference(ptb: bool = False) -> dict:
 
 def language_model(row: str, precision: str, ptb: bool = False):
     """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout."""
-    made, start = stacks.IMPLEMENTATIONS[row], language_model_start()
+    made, start = rows.TENSORFLOW[row], language_model_start()
     if not ptb:
-        return made.language_model(*start, ("Adam", 1e-3), precision=precision, loss_scale=LOSS_SCALE)
-    return made.language_model(
+        return made.build(*start, ("Adam", 1e-3), precision=precision, loss_scale=LOSS_SCALE)
+    return made.build(
         *start, ("SGD", 1.0), precision=precision, loss_scale=LOSS_SCALE / STEPS, reduction="sum_over_time",
         clip_norm=CLIP_NORM, keep_prob=0.5, carry_states=True,
     )  # fmt: skip
@@ -97,7 +96,7 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
 
 def kernel_of(row: str) -> Kernel:
     """What the row's name promises to run."""
-    return Kernel(**stacks.IMPLEMENTATIONS[row].evidence(LAYERS, STEPS, "gpu"))
+    return Kernel(**rows.TENSORFLOW[row].expected_ops(LAYERS, STEPS, "gpu"))
 
 
 def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
@@ -151,12 +150,11 @@ def classifier(row: str, precision: str):
 
     from models.keras.classifier import ClassifierTrial, build_classifier
 
-    made = fit_rows.FIT_IMPLEMENTATIONS[row]
+    arguments = {name: value for name, value in rows.FIT_TENSORFLOW[row].arguments.items() if name != "backend"}
     schedule = keras.optimizers.schedules.InverseTimeDecay(1e-3, 1, 1e-5)
     model = build_classifier(
         (STEPS, FEATURES), CLASSIFIER_UNITS, LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(0.2, 0.1),
-        dense_dropout=0.2, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile,
-        steps_per_execution=made.steps_per_execution, compiled_loop=made.compiled_loop, precision=precision,
+        dense_dropout=0.2, **arguments, precision=precision,
         loss_scale=LOSS_SCALE / 4, optimizer=keras.optimizers.Adam(schedule), seed=1,
     )  # fmt: skip
     return ClassifierTrial(model, *classifier_start(), BATCH)

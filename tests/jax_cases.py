@@ -17,7 +17,7 @@ from harness.frameworks import runtimes
 from harness.frameworks.jax import JaxRuntime
 from harness.measure.proof import Kernel
 from harness.record import machine
-from models.jax import jax_rows
+from models import rows
 from tests import cases
 
 
@@ -37,18 +37,18 @@ def language_model(row: str, precision: str, ptb: bool = False, **options):
             loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time", clip_norm=cases.CLIP_NORM,
             keep_prob=0.5, carry_states=True,
         )  # fmt: skip
-    made = jax_rows.JAX_IMPLEMENTATIONS[row]
-    return made.language_model(*cases.language_model_start(), optimizer, precision=precision, **settings | options)
+    made = rows.LANGUAGE_MODEL[row]
+    return made.build(*cases.language_model_start(), optimizer, precision=precision, **settings | options)
 
 
 def kernel_of(row: str, device: str) -> Kernel:
     """What the row's name promises to run on "cpu" or "gpu"."""
-    return Kernel(**jax_rows.JAX_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, device))
+    return Kernel(**rows.LANGUAGE_MODEL[row].expected_ops(cases.LAYERS, cases.STEPS, device))
 
 
 def proofs_of(row: str, device: str, precision: str) -> dict[str, dict]:
     """The records of every proof of a Keras row, from a process of its own."""
-    if jax_rows.JAX_IMPLEMENTATIONS[row].framework == "jax":
+    if rows.LANGUAGE_MODEL[row].framework == "jax":
         _skip_without_profiles()
     command = [sys.executable, "-m", "tests.jax_cases", row, device, precision]
     found = subprocess.run(command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=600)
@@ -65,7 +65,7 @@ def _skip_without_profiles() -> None:
 
 
 def _proofs(row: str, device: str, precision: str) -> dict[str, dict]:
-    runtime = runtimes.make(jax_rows.JAX_IMPLEMENTATIONS[row].framework, device, precision, machine.physical_cores())
+    runtime = runtimes.make(rows.LANGUAGE_MODEL[row].framework, device, precision, machine.physical_cores())
     records = {}
     for ptb in (False, True):
         trial, reference = language_model(row, precision, ptb), cases.language_model_reference(ptb)

@@ -7,8 +7,7 @@ import pytest
 from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine
-from models.keras import fit_rows
-from models.tf import stacks
+from models import rows
 from models.wavefront import softmax
 from tests import cases
 
@@ -29,7 +28,7 @@ def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-@pytest.mark.parametrize("row", stacks.IMPLEMENTATIONS)
+@pytest.mark.parametrize("row", rows.TENSORFLOW)
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
     trial = cases.language_model(row, precision)
@@ -96,14 +95,13 @@ def test_row_that_runs_another_kernel_than_it_names_fails_the_kernel(gpu_runtime
 
 # --- classifiers --------------------------------------------------------------------------------------------------------
 
-FIT_CASES = [(row, precision) for row in fit_rows.FIT_IMPLEMENTATIONS for precision in ("fp32", "tf32")]
+FIT_CASES = [(row, precision) for row in rows.FIT_TENSORFLOW for precision in ("fp32", "tf32")]
 
 
 @pytest.mark.parametrize(("row", "precision"), [*FIT_CASES, ("keras_cudnn", "fp16")])
 def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
-    made = fit_rows.FIT_IMPLEMENTATIONS[row]
-    kernel = Kernel(**fit_rows.fit_evidence(made, cases.LAYERS, "gpu"))
+    kernel = Kernel(**rows.FIT_TENSORFLOW[row].expected_ops(cases.LAYERS, cases.STEPS, "gpu"))
     proof = cases.prove_fit(cases.classifier(row, precision), precision, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 

@@ -7,13 +7,13 @@ import pytest
 
 from harness.measure.proof import Proof
 from harness.record import machine
-from models.jax import jax_rows
+from models import rows
 from tests import cases, jax_cases
 
 pytestmark = pytest.mark.gpu
 
 jax = pytest.importorskip("jax")
-ROWS = [(row, p) for row, made in jax_rows.JAX_IMPLEMENTATIONS.items() for p in made.precisions]
+ROWS = [(row, p) for row, made in (rows.JAX | rows.KERAS).items() for p in made.precisions]
 OWN = [(row, precision) for row, precision in ROWS if row.startswith("jax")]
 KERAS = [(row, precision) for row, precision in ROWS if row.startswith("keras")]
 
@@ -52,7 +52,7 @@ def test_loop_is_seen_where_there_are_more_steps_than_one_iteration_has(monkeypa
 
 @pytest.mark.parametrize(("row", "precision"), KERAS)
 def test_keras_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
-    if not importlib.util.find_spec(jax_rows.JAX_IMPLEMENTATIONS[row].framework):
+    if not importlib.util.find_spec(rows.LANGUAGE_MODEL[row].framework):
         pytest.skip("not installed")
     found = jax_cases.proofs_of(row, "gpu", precision)
     found.pop("behaviour")
@@ -65,7 +65,7 @@ def test_keras_row_computes_what_the_reference_does_by_the_kernels_it_names(row,
 ])  # fmt: skip
 @pytest.mark.parametrize("row", ["jax_scan", "jax_cudnn"])
 def test_precision_mistaken_for_another_fails(row, label, executed_in, caught):
-    if executed_in not in jax_rows.JAX_IMPLEMENTATIONS[row].precisions:
+    if executed_in not in rows.LANGUAGE_MODEL[row].precisions:
         pytest.skip(f"has no {executed_in}")
     jax_cases.make_runtime("gpu", executed_in)
     proof = Proof(label)

@@ -5,15 +5,15 @@ import pytest
 
 from harness.measure.proof import Proof
 from harness.record import machine
-from models.pytorch import torch_rows
+from models import rows
 from models.weights import canonical
 from tests import cases, torch_cases
 
 pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
-ROWS = list(torch_rows.TORCH_IMPLEMENTATIONS)
-CAPTURED = [row for row, made in torch_rows.TORCH_IMPLEMENTATIONS.items() if made.captured]
+ROWS = list(rows.PYTORCH)
+CAPTURED = [row for row, made in rows.PYTORCH.items() if made.arguments["captured"]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,7 +85,7 @@ def test_batch_whose_embedding_gradient_is_sorted_is_captured():
     states = canonical.random_states(cases.LAYERS, batch_size, cases.UNITS, seed=2)
     tokens = np.random.default_rng(5).integers(0, cases.VOCABULARY, (3, 2, batch_size, cases.STEPS))
     losses = [
-        torch_rows.TORCH_IMPLEMENTATIONS[row]
+        rows.PYTORCH[row]
         .language_model(
             start, states, [tuple(pair) for pair in tokens], ("Adam", 1e-3), precision="fp32", device="cuda:0"
         )

@@ -6,17 +6,16 @@ import pytest
 from harness.measure.clocks import EpochClock
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from harness.record import machine
-from models.keras import fit_rows
-from models.pytorch import torch_rows
+from models import rows
 from tests import cases, torch_cases
 from tests.models import test_keras_backends
 
 pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
-PEERS = fit_rows.PEER_FIT_IMPLEMENTATIONS
-ROWS = [row for row, made in PEERS.items() if isinstance(made, fit_rows.TorchFit)]
-CAPTURED = [row for row in ROWS if PEERS[row].made.captured]
+PEERS = rows.FIT
+ROWS = list(rows.PYTORCH)
+CAPTURED = [row for row in ROWS if PEERS[row].arguments["captured"]]
 IN_ONE_PROCESS_EACH = [
     (row, precision)
     for row, made in PEERS.items()
@@ -49,7 +48,7 @@ def trial_of(row: str, precision: str, dropout: float = 0.2, **options):
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
     trial = trial_of(row, precision)
-    kernel = Kernel(**PEERS[row].evidence(cases.LAYERS, cases.STEPS, "gpu", UPDATE_STEPS))
+    kernel = Kernel(**PEERS[row].expected_ops(cases.LAYERS, cases.STEPS, "gpu", UPDATE_STEPS))
     proof = cases.prove_fit(trial, precision, kernel, runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
@@ -114,7 +113,7 @@ def test_fit_is_one_launch_of_a_graph_per_step(row):
     trial.warm_up(test), trial.timed_steps(1)
     traces, clock = trial.traces, EpochClock()
     seen = runtime.profile(lambda: trial.fit(trial.inputs, trial.labels, 2, test, clock))
-    assert seen["ops"][torch_rows.GRAPH_LAUNCH] == 2 * (cases.BATCHES + 1)
+    assert seen["ops"][rows.GRAPH_LAUNCH] == 2 * (cases.BATCHES + 1)
     assert trial.traces == traces and len(clock.train_s) == len(clock.validation_s) == 2
 
 

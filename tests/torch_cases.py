@@ -2,7 +2,7 @@
 
 from harness.frameworks.pytorch import TorchRuntime
 from harness.measure.proof import Kernel
-from models.pytorch import torch_rows
+from models import rows
 from tests import cases
 
 
@@ -18,7 +18,7 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     import torch
 
     torch.compiler.reset()  # a function is compiled a few times only, whatever model calls it
-    made, start = torch_rows.TORCH_IMPLEMENTATIONS[row], cases.language_model_start()
+    made, start = rows.PYTORCH[row], cases.language_model_start()
     settings, optimizer = {"loss_scale": cases.LOSS_SCALE}, ("Adam", 1e-3)
     if ptb:
         optimizer = ("SGD", 1.0)
@@ -26,9 +26,9 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
             loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time", clip_norm=cases.CLIP_NORM,
             keep_prob=0.5, carry_states=True,
         )  # fmt: skip
-    return made.language_model(*start, optimizer, precision=precision, device=device, **settings | options)
+    return made.build(*start, optimizer, precision=precision, device=device, **settings | options)
 
 
 def kernel_of(row: str, device: str) -> Kernel:
     """What the row's name promises to run on "cpu" or "gpu"."""
-    return Kernel(**torch_rows.TORCH_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, device))
+    return Kernel(**rows.PYTORCH[row].expected_ops(cases.LAYERS, cases.STEPS, device))

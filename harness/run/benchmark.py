@@ -37,29 +37,44 @@ class Row(NamedTuple):
 
     Attributes:
         what: one line for the tables.
-        evidence: constants → the arguments of harness.measure.proof.Kernel: what has to be seen running.
+        expected_ops: constants → the arguments of harness.measure.proof.Kernel: what must run.
         needs_gpu: skipped on a CPU.
         framework: one of harness.record.frameworks.FRAMEWORKS; the row is skipped where it is not installed.
         precisions: those that the row has; it is skipped in the others.
         cannot: constants → why the row cannot run with them, and is skipped; "" where it can.
+        ours: this suite's own; the others are peers.
     """
 
     what: str
-    evidence: Callable[[SimpleNamespace], Mapping[str, Any]]
+    expected_ops: Callable[[SimpleNamespace], Mapping[str, Any]]
     needs_gpu: bool = False
     framework: str = "tensorflow"
     precisions: Sequence[str] = schema.PRECISIONS
     cannot: Callable[[Mapping[str, Any]], str] = lambda constants: ""
+    ours: bool = False
 
     @classmethod
-    def of(cls, made: Any) -> "Row":
-        """The row of a stack's implementation: its what, needs_gpu, framework, precisions, evidence(layers, steps, device)."""
+    def of(
+        cls,
+        row: Any,
+        expected_ops: Callable[[Any, SimpleNamespace], Mapping[str, Any]] | None = None,
+        cannot: Callable[[Any, Mapping[str, Any]], str] = lambda row, constants: "",
+    ) -> "Row":
+        """The row of a benchmark from one of the registry (models/rows.py).
+
+        Args:
+            expected_ops: row, constants → the arguments of Kernel; None: those of one step of NUM_LAYERS and TIME_STEPS.
+            cannot: row, constants → why it cannot run with them, or "".
+        """
+        expected_ops = expected_ops or (lambda row, c: row.expected_ops(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE))
         return cls(
-            made.what,
-            lambda c: made.evidence(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE),
-            made.needs_gpu,
-            made.framework,
-            made.precisions,
+            row.what,
+            lambda c: expected_ops(row, c),
+            row.needs_gpu,
+            row.framework,
+            row.precisions,
+            lambda constants: cannot(row, constants),
+            row.ours,
         )
 
 
@@ -73,7 +88,7 @@ class Benchmark:
         load: constants, harness.data.location.DataLocation → the data set (any object with `facts`). In a child.
         reference: constants, data → {"outputs", "losses", "gradients", "updates", …}, in float64. In a child, NumPy only.
         run_row: row, constants, Measurement → {mode: part}. In a child.
-        layout: of the tables (harness/report/tables.py), less "rows".
+        layout: of the tables (harness/report/tables.py), less "rows"; "ours" are those of the rows unless it names others.
         modes: of the records of one row, by whether a flag was given: flags → modes.
         protocol: constants → the published protocol's constants; a run that departs from it drops the published columns.
         published: constants, row, mode, device → {column: figure}.
@@ -245,7 +260,9 @@ class Parent:
 
     def _write_layout(self) -> None:
         rows = {name: row.what for name, row in self.benchmark.rows.items()}
-        layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, **self.benchmark.layout}
+        ours = [name for name, row in self.benchmark.rows.items() if row.ours]
+        layout = {"schema": schema.SCHEMA, "benchmark": self.benchmark.name, "rows": rows, "ours": ours}
+        layout |= self.benchmark.layout
         records.write_json(self.out / "layout" / f"{self.benchmark.name}.json", layout)
 
     def _write_software(self) -> None:

@@ -8,7 +8,7 @@ changes to overwrite (donated). Nothing waits for the device but the end of an e
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from models import trial
+from models.jax.language_model import COMPUTE_DTYPE
 from models.jax.optimizers import OPTIMIZERS
 from models.jax.stacks import JaxStack, add_bias
+from models.weights.canonical import stack_size
 
 Array = jax.Array
 NO_DROPOUT = (0.0, 0.0, 0.0)
@@ -273,6 +276,36 @@ class JaxClassifier:
         parameters, slots = self.optimizer.update(state.parameters, gradients, state.slots, rate)
         sums = state.loss_sum + loss, state.correct + correct
         return loss, State(parameters, slots, key, state.position + self.batch_size, *sums)
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    optimizer: tuple[str, float, float],
+    *,
+    stack: Callable[..., JaxStack],
+    precision: str = "fp32",
+    device: str = "",
+    lstm_dropout: Sequence[float] = (),
+    dense_dropout: float = 0.0,
+    **options,
+) -> JaxClassifier:
+    """The classifier of a row.
+
+    Args:
+        weights, inputs, labels, batch_size, optimizer, options: of JaxClassifier.
+        stack, precision, device: of models.jax.language_model.build.
+        lstm_dropout, dense_dropout: rates behind each LSTM layer, and behind every relu layer.
+
+    Raises:
+        ValueError: rates that differ between the layers of the stack.
+    """
+    layers, _ = stack_size(weights)
+    rates = (*trial.rates_of_stack(lstm_dropout, layers), dense_dropout)
+    made = stack(weights, layers, COMPUTE_DTYPE[precision], bool(rates[0]))
+    return JaxClassifier(made, weights, inputs, labels, batch_size, optimizer, rates=rates, **options)
 
 
 class _Masks:

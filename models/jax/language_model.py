@@ -8,7 +8,7 @@ step, optimizer included, is one jitted function, which is given weights and mom
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from models import trial
 from models.jax.optimizers import OPTIMIZERS
 from models.jax.stacks import JaxStack, add_bias
 from models.reference.expected import SHOWN, upstream
+from models.weights.canonical import stack_size
 
 Array = jax.Array
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
@@ -255,6 +256,30 @@ class JaxLanguageModel:
         outputs, pull = jax.vjp(lambda own, inputs: self.stack(own, inputs, states)[0], parameters, inputs)
         gradients, d_inputs = pull(gradient)
         return jnp.mean(jnp.square(outputs.astype(self.dtype))), outputs, d_inputs, gradients
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    states: Sequence,
+    batches: Sequence,
+    optimizer: tuple[str, float],
+    *,
+    stack: Callable[..., JaxStack],
+    precision: str,
+    device: str = "",
+    **options,
+) -> JaxLanguageModel:
+    """The language model of a row.
+
+    Args:
+        weights, states, batches, optimizer, options: of JaxLanguageModel.
+        stack: (weights, num_layers, dtype, whether there is dropout between the layers) → the stack.
+        precision: "fp32", "tf32", "fp16" or "fp64".
+        device: JAX finds it by itself.
+    """
+    has_dropout = options.get("keep_prob", 1.0) < 1
+    made = stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], has_dropout)
+    return JaxLanguageModel(made, weights, states, batches, optimizer, **options)
 
 
 class _Dropout:

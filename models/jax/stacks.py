@@ -30,11 +30,18 @@ class JaxStack:
         are left alone.
         num_layers: layers in the stack.
         dtype: "float32", "float64" or "float16", of inputs, states and products. Parameters are float32 at least.
+        layer_by_layer: whether there will be dropout between the layers, for a stack that runs otherwise in one call.
     """
 
     time_major = False  # whether inputs and outputs are [time, batch, features]
 
-    def __init__(self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, np.ndarray],
+        num_layers: int,
+        dtype: str = "float32",
+        layer_by_layer: bool = False,
+    ) -> None:
         input_size, units = (weights[f"lstm_0/forward/{name}"].shape[0] for name in ("kernel", "recurrent_kernel"))
         self.spec = StackSpec("lstm", num_layers, units, input_size)
         self.num_layers, self.units, self.dtype = num_layers, units, jnp.dtype(dtype)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import numpy as np
 
-from models.keras.fit_rows import rates_of_stack
-from models.tf.graph_difference import graph_difference
+from models import trial
+from models.cudnn.graph_difference import graph_difference
 from models.weights import layouts
 
 POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
@@ -85,7 +85,7 @@ def build_classifier(
     model = (_compiled_loop() if compiled_loop else keras.Sequential)([keras.Input(input_shape)])
     whole_stack = use_cudnn in ("stack", "wavefront", "persistent")
     if whole_stack:
-        between, behind = rates_of_stack(lstm_dropout, num_layers)
+        between, behind = trial.rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
         kind = _stack_makers()[use_cudnn]
         model.add(kind(units, num_layers, direction=direction, dropout=between, seed=seed, dtype=policy))
@@ -198,8 +198,8 @@ class ClassifierTrial:
 
     A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program, which is told how many there
     are. So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
-    compiled anew, and over three its loop goes round three times; that it was one call is part of the row's evidence
-    (models.keras.fit_rows.fit_evidence).
+    compiled anew, and over three its loop goes round three times; that it was one call is part of the row's expected ops
+    (models.rows).
 
     Args:
         model: from `build_classifier`; its optimizer is a keras Adam (possibly under a LossScaleOptimizer).

@@ -24,7 +24,7 @@ OPTIMIZERS = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
 
 
 class KerasLanguageModel:
-    """What the backends have in common. `language_model` makes the one of Keras' backend.
+    """What the backends have in common. models.keras.build.language_model makes the one of a backend.
 
     Args:
         dtype: "float32", "float64" or "float16" (Keras' policy mixed_float16).
@@ -419,13 +419,3 @@ class VariableDropout(keras.layers.Layer):
 
 def _numpy(tensor) -> np.ndarray:
     return np.array(ops.convert_to_numpy(tensor))
-
-
-def language_model(*arguments, backend: str, **options) -> KerasLanguageModel:
-    """The KerasLanguageModel of a backend, "jax" or "torch"; ValueError where Keras runs on another one."""
-    if keras.backend.backend() != backend:
-        raise ValueError(
-            f"Keras runs on {keras.backend.backend()}, expected {backend}: set KERAS_BACKEND before Keras is imported"
-        )
-    kinds = {"jax": JaxKerasLanguageModel, "torch": TorchKerasLanguageModel}
-    return kinds[backend](*arguments, **options)

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models import trial
 from models.pytorch.cells import dropout
 from models.pytorch.difference import ops_of, step_difference
 from models.pytorch.graph import captured
+from models.pytorch.language_model import COMPUTE_DTYPE
 from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
-from models.weights.canonical import zero_states
+from models.weights.canonical import stack_size, zero_states
 
 NO_DROPOUT = (0.0, 0.0, 0.0)
 
@@ -383,6 +385,38 @@ class CapturedClassifier(TorchClassifier):
     @property
     def traces(self) -> int:
         return len(self._graphs)
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    optimizer: tuple[str, float, float],
+    *,
+    stack: Callable[..., TorchStack],
+    precision: str = "fp32",
+    device: str = "cpu",
+    captured: bool = False,
+    lstm_dropout: Sequence[float] = (),
+    dense_dropout: float = 0.0,
+    **options,
+) -> TorchClassifier:
+    """The classifier of a row.
+
+    Args:
+        weights, inputs, labels, batch_size, optimizer, options: of TorchClassifier.
+        stack, precision, device, captured: of models.pytorch.language_model.build.
+        lstm_dropout, dense_dropout: rates behind each LSTM layer, and behind every relu layer.
+
+    Raises:
+        ValueError: rates that differ between the layers of the stack.
+    """
+    layers, _ = stack_size(weights)
+    made = stack(weights, layers, COMPUTE_DTYPE[precision], device)
+    kind = CapturedClassifier if captured and device != "cpu" else TorchClassifier
+    rates = (*trial.rates_of_stack(lstm_dropout, layers), dense_dropout)
+    return kind(made, weights, inputs, labels, batch_size, optimizer, rates=rates, **options)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -21,6 +21,7 @@ from models.pytorch.graph import captured
 from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
 from models.reference.expected import SHOWN, upstream
+from models.weights.canonical import stack_size
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
@@ -399,6 +400,32 @@ class CapturedLanguageModel(TorchLanguageModel):
             proven = ops_of(step)
         self.restore()
         return step_difference(timed, proven)
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    states: Sequence,
+    batches: Sequence,
+    optimizer: tuple[str, float],
+    *,
+    stack: Callable[..., TorchStack],
+    precision: str,
+    device: str = "cpu",
+    captured: bool = False,
+    **options,
+) -> TorchLanguageModel:
+    """The language model of a row.
+
+    Args:
+        weights, states, batches, optimizer, options: of TorchLanguageModel.
+        stack: (weights, num_layers, dtype, device) → the stack.
+        precision: "fp32", "tf32", "fp16" or, on a CPU, "fp64".
+        device: "cpu" or "cuda:0".
+        captured: on a GPU each step is a CUDA graph.
+    """
+    made = stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], device)
+    kind = CapturedLanguageModel if captured and device != "cpu" else TorchLanguageModel
+    return kind(made, weights, states, batches, optimizer, **options)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -14,12 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from models import trial
+from models.cudnn.graph_difference import graph_difference
 from models.reference.expected import SHOWN, upstream
-from models.tf.graph_difference import graph_difference
 from models.tf.stack import Stack
 from models.wavefront import softmax
 from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import add_bias
+from models.weights.canonical import stack_size
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
@@ -344,6 +345,35 @@ class LanguageModel:
         if self.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
         self.optimizer.apply(gradients, self.variables)
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    states: Sequence,
+    batches: Sequence,
+    optimizer: tuple[str, float],
+    *,
+    stack: Callable[..., Stack],
+    precision: str,
+    device: str = "",
+    own_dropout: bool = False,
+    **options,
+) -> LanguageModel:
+    """The language model of a row.
+
+    Args:
+        weights, states, batches, options: of LanguageModel.
+        optimizer: ("SGD" or "Adam", learning rate): Keras' own.
+        stack: (weights, num_layers, dtype) → the stack.
+        precision: "fp32", "tf32", "fp16" or "fp64".
+        device: TensorFlow finds it by itself.
+        own_dropout: `stack` takes a further argument, the rate of the dropout between its layers.
+    """
+    kind, learning_rate = optimizer
+    dropout = {"dropout": 1.0 - options.get("keep_prob", 1.0)} if own_dropout else {}
+    made = stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], **dropout)
+    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
+    return LanguageModel(made, weights, states, batches, kinds[kind](learning_rate), **options)
 
 
 class _Traced:

@@ -89,7 +89,7 @@ def test_two_points_of_two_rows_are_measured_proven_and_drawn(tmp_path):
     for record in found:
         assert record["status"] == "ok" and record["proof"]["ok"] and record["mode"] == "stack"
         assert record["proof"]["gradients_err"] is not None and record["proof"]["outputs_err"] is not None
-        assert record["flops_per_batch"] == 3 * SCALING.stacks.language_model_flops(
+        assert record["flops_per_batch"] == 3 * SCALING.flops.language_model_flops(
             20, 0, 8, record["config"]["UNITS"], 2
         )
     text = (out / "scaling.md").read_text()

@@ -101,8 +101,8 @@ JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
     "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop",
               "wavefront_persistent", *TORCH, *JAX],
-    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "wavefront", "wavefront_persistent",
-            "cudnn_stack", *TORCH, *JAX],
+    "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront",
+            "wavefront_persistent", *TORCH, *JAX],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", "wavefront", "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
@@ -115,12 +115,13 @@ ROWS = {
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_are_those_asked_for_and_each_says_what_must_be_seen_running(name, device):
+def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
     table = SCRIPTS[name].ROWS_TABLE
-    assert list(table) == ROWS[name]
-    for row, made in table.items():
-        kernel = Kernel(**made.evidence(SimpleNamespace(**constants(name, device=device))))
+    assert [row for row in table if row in ROWS[name]] == ROWS[name]  # more may be added in the registry
+    for made in table.values():
+        kernel = Kernel(**made.expected_ops(SimpleNamespace(**constants(name, device=device))))
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
+    for row, made in ((row, table[row]) for row in ROWS[name]):
         assert made.needs_gpu == ("cudnn" in row or row in ("torch_lstm_graph", "wavefront_persistent"))
         assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 

@@ -16,8 +16,8 @@ import pytest
 from harness.frameworks import runtimes
 from harness.measure import clocks, measurement, references
 from harness.measure.proof import TO_HOST_LIMIT, Proof
+from models import rows
 from models.reference import expected
-from models.tf import stacks
 from tests import cases, jax_cases, torch_cases
 from tests.harness.test_planted_mistakes import MISTAKES
 
@@ -116,27 +116,27 @@ def failed(part: dict) -> set[str]:
 
 
 def tensorflow_trial():
-    return cases.language_model("while_loop", "fp32"), stacks.IMPLEMENTATIONS["while_loop"]
+    return cases.language_model("while_loop", "fp32"), rows.TENSORFLOW["while_loop"]
 
 
 def torch_trial(row: str = "torch_lstm"):
-    from models.pytorch import torch_rows
+    from models import rows
 
-    return torch_cases.language_model(row, "fp32"), torch_rows.TORCH_IMPLEMENTATIONS[row]
+    return torch_cases.language_model(row, "fp32"), rows.PYTORCH[row]
 
 
 def jax_trial():
-    from models.jax import jax_rows
+    from models import rows
 
     pytest.importorskip("jax")
-    return jax_cases.language_model("jax_scan", "fp32"), jax_rows.JAX_IMPLEMENTATIONS["jax_scan"]
+    return jax_cases.language_model("jax_scan", "fp32"), rows.LANGUAGE_MODEL["jax_scan"]
 
 
 TRIALS = {"tensorflow": tensorflow_trial, "torch": torch_trial, "jax": jax_trial}
 
 
 def evidence_of(made) -> dict:
-    return made.evidence(cases.LAYERS, cases.STEPS, "cpu")
+    return made.expected_ops(cases.LAYERS, cases.STEPS, "cpu")
 
 
 @pytest.mark.parametrize("framework", TRIALS)

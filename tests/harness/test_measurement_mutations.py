@@ -232,9 +232,9 @@ def test_step_may_copy_the_lengths_that_its_evidence_names_once_per_pass(parts, 
     ("row", "calls"), [("jax_cudnn", 3), ("keras_jax_cudnn", 3), ("jax_scan", 0), ("keras_jax", 0)]
 )
 def test_rows_that_call_cudnn_under_jax_may_copy_the_lengths_in_every_layer(row, calls):
-    from models.jax.jax_rows import JAX_IMPLEMENTATIONS
+    from models import rows
 
-    assert Kernel(**JAX_IMPLEMENTATIONS[row].evidence(3, 50, "gpu")).calls_copying_lengths == calls
+    assert Kernel(**rows.LANGUAGE_MODEL[row].expected_ops(3, 50, "gpu")).calls_copying_lengths == calls
 
 
 def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):

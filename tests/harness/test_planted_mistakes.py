@@ -12,9 +12,9 @@ import pytest
 from harness.frameworks import runtimes
 from harness.measure import measurement, references
 from harness.record import machine
+from models import rows
 from models.reference import expected
 from models.reference.networks import Adam
-from models.tf import stacks
 from models.weights import canonical
 
 VOCABULARY, EMBEDDING, UNITS, NUM_LAYERS, BATCH_SIZE, TIME_STEPS = 50, 12, 16, 2, 4, 5
@@ -25,7 +25,7 @@ STATES = canonical.random_states(NUM_LAYERS, BATCH_SIZE, UNITS, seed=1)
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, size=(8, 2, BATCH_SIZE, TIME_STEPS))
 BATCHES = [tuple(pair) for pair in TOKENS]
 DTYPES = {"fp32": "float32", "fp16": "float16"}
-ON_CPU = [name for name, made in stacks.IMPLEMENTATIONS.items() if not made.needs_gpu]
+ON_CPU = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 MODES = {"forward": 1, "train": 3, "stack": 2}  # floating-point operations per batch: any
 
 
@@ -42,12 +42,12 @@ def measure(tensorflow_runtime, reference_path):
     """Callable that proves and times a model as a row of that name and precision; returns the parts of both modes."""
 
     def run(model, row: str, precision: str = "fp32") -> dict[str, dict]:
-        made = stacks.IMPLEMENTATIONS[row]
+        made = rows.TENSORFLOW[row]
         job = {
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": reference_path,
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
-        evidence = made.evidence(NUM_LAYERS, TIME_STEPS, "cpu")
+        evidence = made.expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
         row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
         return row_process.steps(model, MODES, BATCH_SIZE, "sequences/s")
 
@@ -61,11 +61,12 @@ def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer
 
     from models.tf.language_model import LanguageModel
 
-    made = stacks.IMPLEMENTATIONS[row]
-    stack = stack or made.stack(WEIGHTS, NUM_LAYERS, DTYPES[precision])
+    of_row = dict(rows.TENSORFLOW[row].arguments)
+    own = of_row.pop("stack")
+    stack = stack or own(WEIGHTS, NUM_LAYERS, DTYPES[precision])
     return (network or LanguageModel)(
         stack, WEIGHTS, STATES, BATCHES, optimizer or keras.optimizers.Adam(LEARNING_RATE),
-        loss_scale=LOSS_SCALE, eager=made.eager, jit_compile=made.jit_compile, **options,
+        loss_scale=LOSS_SCALE, **of_row, **options,
     )  # fmt: skip
 
 

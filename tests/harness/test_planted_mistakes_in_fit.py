@@ -7,7 +7,7 @@ import pytest
 
 from harness.measure import measurement, references
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
-from models.keras import fit_rows
+from models import rows
 from models.reference import expected
 from models.reference.networks import Adam
 from models.weights import canonical
@@ -19,7 +19,7 @@ STATES = canonical.zero_states(NUM_LAYERS, BATCH_SIZE, UNITS)
 GENERATOR = np.random.default_rng(1)
 INPUTS = GENERATOR.random((8 * BATCH_SIZE, TIME_STEPS, FEATURES), np.float32)
 LABELS = GENERATOR.integers(0, CLASSES, size=8 * BATCH_SIZE)
-ON_CPU = [name for name, made in fit_rows.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
+ON_CPU = [name for name, made in rows.FIT_TENSORFLOW.items() if not made.needs_gpu]
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,18 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
 
     from models.keras.classifier import ClassifierTrial, build_classifier
 
-    made = fit_rows.FIT_IMPLEMENTATIONS[row]
+    arguments = {name: value for name, value in rows.FIT_TENSORFLOW[row].arguments.items() if name != "backend"}
     schedule = keras.optimizers.schedules.InverseTimeDecay(LEARNING_RATE, 1, DECAY)
     model = build_classifier(
         (TIME_STEPS, FEATURES), UNITS, NUM_LAYERS, CLASSES, dense_units=(DENSE,), lstm_dropout=(dropout, dropout),
-        dense_dropout=dropout, use_cudnn=made.use_cudnn, jit_compile=made.jit_compile,
-        steps_per_execution=made.steps_per_execution, compiled_loop=made.compiled_loop, precision=precision, loss_scale=1024.0,
+        dense_dropout=dropout, **arguments, precision=precision, loss_scale=1024.0,
         optimizer=optimizer or keras.optimizers.Adam(schedule), seed=1,
     )  # fmt: skip
     return ClassifierTrial(model, WEIGHTS, INPUTS, LABELS, BATCH_SIZE)
 
 
 def evidence_of(row: str) -> dict:
-    return fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS[row], NUM_LAYERS, "cpu")
+    return rows.FIT_TENSORFLOW[row].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
 
 
 @pytest.mark.slow
@@ -75,7 +74,7 @@ def test_unmodified_fit_is_proven_under_its_own_name_alone(prove, row):
     record = prove(trial, row)
     assert record["ok"], record["reason"]
     assert all(record[f"{name}_err"] > 0 for name in ("outputs", "gradients", "update", "loss"))
-    others = [named for named in fit_rows.FIT_IMPLEMENTATIONS if evidence_of(named) != evidence_of(row)]
+    others = [named for named in rows.FIT_TENSORFLOW if evidence_of(named) != evidence_of(row)]
     assert {"keras": "keras_cudnn", "keras_default": "keras_xla"}.get(row, "keras") in others
     for named in others:
         assert prove(trial, named)["failed"] == ["kernel"], f"{row} passes as {named}"

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from harness.measure.clocks import EpochClock
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from models import rows
 from models.cudnn import rnn
-from models.jax import jax_rows
-from models.keras import fit_rows
 from models.keras.classifier import (
     ClassifierTrial,
     Dropout,
@@ -21,7 +20,6 @@ from models.keras.classifier import (
     set_weights,
     to_canonical,
 )
-from models.pytorch import torch_rows
 from models.reference import expected, networks
 from models.weights import canonical
 from tests import cases
@@ -29,7 +27,7 @@ from tests import cases
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 5, 4, 6, 2, (8,), 3, 7
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
-ROWS = [name for name, made in fit_rows.FIT_IMPLEMENTATIONS.items() if not made.needs_gpu]
+ROWS = [name for name, made in rows.FIT_TENSORFLOW.items() if not made.needs_gpu]
 
 
 def error(a, b):
@@ -67,8 +65,7 @@ def assert_same(given, wanted):
 
 
 KERNELS = {
-    row: Kernel(**fit_rows.FIT_IMPLEMENTATIONS[row].evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
-    for row in ROWS
+    row: Kernel(**rows.FIT_TENSORFLOW[row].expected_ops(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS)) for row in ROWS
 }
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
 
@@ -105,10 +102,10 @@ PERSISTENT = {
 }
 
 
-@pytest.mark.parametrize("row", fit_rows.FIT_IMPLEMENTATIONS)
+@pytest.mark.parametrize("row", rows.FIT_TENSORFLOW)
 def test_persistent_kernels_pass_for_their_own_row_alone(row):
     proof = Proof("tf32")
-    kernel = Kernel(**fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS[row], LAYERS, "gpu"))
+    kernel = Kernel(**rows.FIT_TENSORFLOW[row].expected_ops(LAYERS, 28, "gpu"))
     proof.what_ran(PERSISTENT, kernel, "gpu")
     assert (not proof.failures) == (row == "wavefront_persistent")
 
@@ -117,7 +114,7 @@ def test_persistent_kernels_pass_for_their_own_row_alone(row):
     "missing", ["xla:While", "xla:loop:XlaCustomCallV2", "xla:loop:AssignVariableOp", "lstm_wavefront"]
 )
 def test_persistent_row_without_its_kernels_or_its_loop_fails(missing):
-    kernel = Kernel(**fit_rows.fit_evidence(fit_rows.FIT_IMPLEMENTATIONS["wavefront_persistent"], LAYERS, "gpu"))
+    kernel = Kernel(**rows.FIT_TENSORFLOW["wavefront_persistent"].expected_ops(LAYERS, 28, "gpu"))
     seen = {part: {name: n for name, n in found.items() if missing not in name} for part, found in PERSISTENT.items()}
     proof = Proof("tf32")
     proof.what_ran(seen, kernel, "gpu")
@@ -205,7 +202,7 @@ def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tensorflow_runtime):
     start = canonical.large_random(shapes(bidirectional), seed=3)
-    trial = fit_rows.FIT_IMPLEMENTATIONS["keras"].classifier(
+    trial = rows.FIT_TENSORFLOW["keras"].build(
         start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1), dense_dropout=0.3
     )
     trial.restore()
@@ -220,30 +217,11 @@ def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tens
 
 def test_implementation_without_dense_layers_and_with_a_falling_rate(tensorflow_runtime):
     start = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, 1, (), CLASSES), seed=3)
-    made = fit_rows.FIT_IMPLEMENTATIONS["keras_xla"]
-    model = made.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.5)).model
+    made = rows.FIT_TENSORFLOW["keras_xla"]
+    model = made.build(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.5)).model
     assert [type(layer).__name__ for layer in model.layers] == ["LSTM", "Dense"] and model.jit_compile
     schedule = model.optimizer._learning_rate
     assert [float(schedule(step)) for step in (0, 2)] == pytest.approx([1e-2, 5e-3])
-
-
-def test_rates_of_a_stack_stand_between_its_layers_and_behind_it():
-    assert fit_rows.rates_of_stack((0.2, 0.1), 2) == (0.2, 0.1)
-    assert fit_rows.rates_of_stack((0.2, 0.2, 0.1), 3) == (0.2, 0.1)
-    assert fit_rows.rates_of_stack((0.2,), 2) == (0.2, 0.0) and fit_rows.rates_of_stack((), 2) == (0.0, 0.0)
-    assert fit_rows.rates_of_stack((0.2, 0.1), 1) == (0.0, 0.2)
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_evidence_of_peers_is_that_of_their_language_model_in_as_many_steps(device):
-    one = torch_rows.TORCH_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device)
-    assert one["ops"] == {"aten::lstm": (1, 1)}
-    assert fit_rows.PEER_FIT_IMPLEMENTATIONS["torch_lstm"].evidence(2, 28, device, 3) == one | {
-        "ops": {"aten::lstm": (3, 3)}
-    }
-    one = jax_rows.JAX_IMPLEMENTATIONS["jax_scan"].evidence(2, 28, device)  # counts of a program, however often it runs
-    for row in ("jax_scan", "keras_jax"):
-        assert fit_rows.PEER_FIT_IMPLEMENTATIONS[row].evidence(2, 28, device, 3)["ops"] == one["ops"]
 
 
 # --- the model ----------------------------------------------------------------------------------------------------------

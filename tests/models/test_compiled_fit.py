@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
-from models.keras import fit_rows
+from models import rows
 from models.wavefront.compiled_loop import CompiledLoop
 from tests import cases
 
@@ -209,8 +209,8 @@ def test_training_stops_where_a_callback_says_so():
 @pytest.mark.slow
 def test_evaluation_prediction_and_single_batches_are_those_of_keras():
     usual, looped = (model_of(kind) for kind in KINDS)
-    for rows in (12 * BATCH, 9 * BATCH + 3, 5):
-        x, y = X[:rows], Y[:rows]
+    for count in (12 * BATCH, 9 * BATCH + 3, 5):
+        x, y = X[:count], Y[:count]
         np.testing.assert_allclose(*(model.evaluate(x, y, BATCH, verbose=0) for model in (usual, looped)), rtol=1e-6)
         np.testing.assert_allclose(*(model.predict(x, BATCH, verbose=0) for model in (usual, looped)), rtol=1e-5)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_row_trains_like_the_wavefront_row():
 
 def test_evidence_refuses_steps_that_did_not_run_in_one_call(tensorflow_runtime):
     """Three steps in two calls of a program of two; that one call passes is what tests/models/test_classifier.py shows."""
-    kernel = Kernel(**fit_rows.FIT_IMPLEMENTATIONS["wavefront_loop"].evidence(2, cases.STEPS, "cpu", UPDATE_STEPS))
+    kernel = Kernel(**rows.FIT_TENSORFLOW["wavefront_loop"].expected_ops(2, cases.STEPS, "cpu", UPDATE_STEPS))
     trial = cases.classifier("wavefront_loop", "fp32")
     trial.model.steps_per_execution = 2
     trial.train_steps(1)

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from harness.measure.proof import Kernel
+from models import rows
 from models.cudnn import rnn
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
-from models.tf import stacks
 from models.tf.cudnn_stack import CudnnStack
 from models.tf.language_model import LanguageModel
 from models.weights import canonical, layouts
@@ -110,7 +110,7 @@ def test_what_runs_without_cudnn_is_not_what_the_row_names(tensorflow_runtime):
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 def test_the_row_itself_insists_on_cudnn():
     with pytest.raises(ValueError, match="use_cudnn"):
-        stacks.IMPLEMENTATIONS["cudnn_stack"].stack(WEIGHTS, LAYERS, "float32")
+        rows.TENSORFLOW["cudnn_stack"].arguments["stack"](WEIGHTS, LAYERS, "float32")
 
 
 def test_weights_come_back_bit_by_bit_and_the_second_bias_stays_zero():

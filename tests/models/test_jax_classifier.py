@@ -5,7 +5,7 @@ import pytest
 
 from harness.measure.clocks import EpochClock
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
-from models.keras import fit_rows
+from models import rows
 from models.reference import expected, networks
 from models.weights import canonical
 from tests import cases, jax_cases
@@ -18,7 +18,7 @@ WEIGHTS = canonical.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
-MADE = fit_rows.PEER_FIT_IMPLEMENTATIONS["jax_scan"]
+MADE = rows.FIT["jax_scan"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def assert_same(given, wanted):
 
 def trial_of(precision="fp32", optimizer=("Adam", 1e-2, 0.1), rates=(0.0, 0.0, 0.0), **options):
     *lstm_dropout, dense_dropout = rates
-    return MADE.classifier(
+    return MADE.build(
         WEIGHTS, INPUTS, LABELS, BATCH, optimizer, precision=precision, lstm_dropout=lstm_dropout,
         dense_dropout=dense_dropout, **options,
     )  # fmt: skip
@@ -75,11 +75,11 @@ def logits_of(start, x, y):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_row_passes_its_proof(precision):
     runtime = jax_cases.make_runtime("cpu", precision)
-    trial = MADE.classifier(
+    trial = MADE.build(
         *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
         precision=precision, loss_scale=cases.LOSS_SCALE / 4, seed=1,
     )  # fmt: skip
-    kernel = Kernel(**MADE.evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
+    kernel = Kernel(**MADE.expected_ops(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
     proof = cases.prove_fit(trial, precision, kernel, runtime)
     assert proof.record()["ok"], proof.record()["reason"]
     assert trial.traces == 1  # the proof's steps and the timed ones are one executable
@@ -135,11 +135,9 @@ def test_proof_runs_without_dropout_and_the_timed_steps_with_it(rates):
 def test_kinds_of_dropout_that_a_row_has_not_are_refused():
     start = canonical.large_random(canonical.classifier_shapes(FEATURES, UNITS, 3, DENSE, CLASSES), seed=3)
     with pytest.raises(ValueError, match="one rate between all layers"):
-        MADE.classifier(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1))
+        MADE.build(start, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), lstm_dropout=(0.2, 0.1))
     with pytest.raises(ValueError, match="has no fp16"):
-        fit_rows.PEER_FIT_IMPLEMENTATIONS["jax_cudnn"].classifier(
-            WEIGHTS, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), precision="fp16"
-        )
+        rows.FIT["jax_cudnn"].build(WEIGHTS, INPUTS, LABELS, BATCH, ("Adam", 1e-2, 0.0), precision="fp16")
 
 
 # --- a whole training ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.measure.proof import Kernel
-from models.jax import jax_rows
+from models import rows
 from models.weights import canonical, layouts
 from tests import cases, jax_cases
 
@@ -118,4 +118,4 @@ def test_dropout_inside_one_call_and_half_precision_are_refused():
         )
     with pytest.raises(ValueError, match="float16 given, expected float32"):
         CudnnLSTM(WEIGHTS, 3, "float16")
-    assert jax_rows.JAX_IMPLEMENTATIONS["jax_cudnn"].precisions == ("fp32", "tf32")
+    assert rows.LANGUAGE_MODEL["jax_cudnn"].precisions == ("fp32", "tf32")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models.jax import jax_rows
+from models import rows
 from models.reference import expected, networks
 from models.weights import canonical
 from tests import cases, jax_cases
@@ -62,8 +62,8 @@ def assert_same(given, wanted):
 
 
 def model_of(precision="fp32", optimizer=("Adam", 1e-2), states=STATES, batches=BATCHES, **options):
-    made = jax_rows.JAX_IMPLEMENTATIONS["jax_scan"]
-    return made.language_model(WEIGHTS, states, batches, optimizer, precision=precision, **options)
+    made = rows.LANGUAGE_MODEL["jax_scan"]
+    return made.build(WEIGHTS, states, batches, optimizer, precision=precision, **options)
 
 
 def ptb_model(rate=0.5, **options):
@@ -346,6 +346,6 @@ def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_o
 
 
 def test_a_precision_that_a_row_has_not_is_told():
-    made = jax_rows.JAX_IMPLEMENTATIONS["jax_cudnn"]
+    made = rows.LANGUAGE_MODEL["jax_cudnn"]
     with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
-        made.language_model(WEIGHTS, STATES, BATCHES, ("SGD", 1.0), precision="fp16")
+        made.build(WEIGHTS, STATES, BATCHES, ("SGD", 1.0), precision="fp16")

@@ -15,14 +15,12 @@ import pytest
 from harness.frameworks import runtimes
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from harness.record import machine
-from models.keras import fit_rows
+from models import rows
 from models.weights import canonical
 from tests import cases
 
-ROWS = [
-    name for name, made in fit_rows.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, fit_rows.FitImplementation)
-]
-ON_CPU = [name for name in ROWS if not fit_rows.PEER_FIT_IMPLEMENTATIONS[name].needs_gpu]
+ROWS = list(rows.KERAS)
+ON_CPU = [name for name in ROWS if not rows.FIT[name].needs_gpu]
 
 
 def found_of(row: str, device: str, precision: str) -> dict:
@@ -39,16 +37,16 @@ def _found(row: str, device: str, precision: str) -> dict:
 
     from harness.measure.clocks import EpochClock
 
-    made = fit_rows.PEER_FIT_IMPLEMENTATIONS[row]
+    made = rows.FIT[row]
     runtime = runtimes.make(made.framework, device, precision, machine.physical_cores())
     start, inputs, labels = cases.classifier_start()
-    trial = made.classifier(
+    trial = made.build(
         start, inputs, labels, cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
         precision=precision, device=runtime.device_name, loss_scale=cases.LOSS_SCALE / 4, seed=1,
     )  # fmt: skip
     test = inputs[:40], labels[:40]
     trial.warm_up(test)
-    kernel = Kernel(**made.evidence(cases.LAYERS, cases.STEPS, device, UPDATE_STEPS))
+    kernel = Kernel(**made.expected_ops(cases.LAYERS, cases.STEPS, device, UPDATE_STEPS))
     found = {"proof": cases.prove_fit(trial, precision, kernel, runtime).record(), "precision": {}}
     trial.restore()
     for label in {"fp32", "tf32", "fp16"} - {precision}:
@@ -73,7 +71,7 @@ def _found(row: str, device: str, precision: str) -> dict:
 
 @pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ON_CPU), ("keras_jax", "fp16")])
 def test_row_passes_its_proof_and_learns(row, precision):
-    pytest.importorskip(fit_rows.PEER_FIT_IMPLEMENTATIONS[row].framework)
+    pytest.importorskip(rows.FIT[row].framework)
     check(found_of(row, "cpu", precision))
 
 
@@ -94,16 +92,12 @@ def test_backend_other_than_keras_own_is_refused(tensorflow_runtime, monkeypatch
 
     assert keras.backend.backend() == "tensorflow"
     with pytest.raises(RuntimeError, match="Keras runs on tensorflow in this process, expected jax"):
-        fit_rows.PEER_FIT_IMPLEMENTATIONS["keras_jax"].classifier(
-            *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0)
-        )
+        rows.FIT["keras_jax"].build(*cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0))
 
 
 def test_precision_that_a_row_has_not_is_refused():
     with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
-        fit_rows.PEER_FIT_IMPLEMENTATIONS["keras_jax_cudnn"].classifier(
-            *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0), precision="fp16"
-        )
+        rows.FIT["keras_jax_cudnn"].build(*cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0), precision="fp16")
 
 
 if __name__ == "__main__":

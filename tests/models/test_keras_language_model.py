@@ -4,12 +4,12 @@ import importlib.util
 
 import pytest
 
-from models.jax import jax_rows
-from tests import jax_cases
+from models import rows
+from tests import cases, jax_cases
 
 ROWS = [
     pytest.param(row, marks=pytest.mark.skipif(not importlib.util.find_spec(made.framework), reason="not installed"))
-    for row, made in jax_rows.JAX_IMPLEMENTATIONS.items()
+    for row, made in (rows.JAX | rows.KERAS).items()
     if row.startswith("keras") and not made.needs_gpu
 ]
 
@@ -28,12 +28,11 @@ def test_row_passes_its_proof(row, precision):
     assert all(6 < loss < 8 for loss in behaviour["losses"])  # of 1000 words, untrained: ln 1000 is 6.9
 
 
-def test_another_backend_than_the_rows_is_refused():
+def test_another_backend_than_the_rows_is_refused(monkeypatch):
     """This process has Keras on TensorFlow."""
     import keras
 
     assert keras.backend.backend() == "tensorflow"
-    from models.keras import language_model
-
-    with pytest.raises(ValueError, match="Keras runs on tensorflow, expected jax"):
-        language_model.language_model(backend="jax")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # put back after the test
+    with pytest.raises(RuntimeError, match="Keras runs on tensorflow in this process, expected jax"):
+        rows.LANGUAGE_MODEL["keras_jax"].build(*cases.language_model_start(), ("SGD", 1.0), precision="fp32")

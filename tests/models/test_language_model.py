@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models import rows
 from models.reference import networks
-from models.tf import stacks
 from models.tf.language_model import LanguageModel, _Traced
 from models.weights import canonical
 from tests import cases
@@ -40,7 +40,7 @@ def assert_same(given, expected):
 
 
 def model_of(row="while_loop", dtype="float32", optimizer=None, states=STATES, batches=BATCHES, **options):
-    stack = stacks.IMPLEMENTATIONS[row].stack(WEIGHTS, LAYERS, dtype)
+    stack = rows.TENSORFLOW[row].arguments["stack"](WEIGHTS, LAYERS, dtype)
     return LanguageModel(stack, WEIGHTS, states, batches, optimizer or keras.optimizers.Adam(1e-2), **options)
 
 
@@ -51,7 +51,7 @@ def ptb_model(rate=0.5, **options):
 
 # --- against the reference ----------------------------------------------------------------------------------------------
 
-ROWS = [name for name, made in stacks.IMPLEMENTATIONS.items() if not made.needs_gpu]
+ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])

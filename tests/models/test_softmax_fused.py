@@ -1,12 +1,13 @@
 """The softmax in one CUDA kernel, on an emulator of CUDA's threads, against TensorFlow's own op in float64."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.tf import stacks
+from models import rows
 from models.wavefront import softmax
 from models.wavefront.softmax_loss import NEVER, padded_size
 from tests import cases
@@ -21,6 +22,12 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
+
+
+def changed(name, **arguments):
+    """The row with other arguments of its factory."""
+    row = rows.TENSORFLOW[name]
+    return replace(row, arguments={**row.arguments, **arguments})
 
 
 def given(rows, vocabulary, dtype, scale=3.0):
@@ -187,13 +194,14 @@ def test_bias_of_another_size_is_an_error():
 def test_language_model_trains_as_without_it(monkeypatch, folder, row, precision, ptb):
     """Losses, the first gradients and the weights after two steps: mean loss and Adam; sum over time and SGD."""
     monkeypatch.setattr(cases, "CLIP_NORM", 1e9)  # clipping would take a wrong factor off again
-    kept, made = {}, stacks.IMPLEMENTATIONS[row]._replace(eager=True, jit_compile=False)
+    kept, made = {}, changed(row, eager=True, jit_compile=False)
     monkeypatch.setattr(softmax, "LARGE", 0)
     monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     monkeypatch.setattr(softmax, "scaled_loss", _counted(softmax.scaled_loss, calls := []))
     with emulated(monkeypatch, folder, tf32=False):
         for fused in (False, True):
-            monkeypatch.setitem(stacks.IMPLEMENTATIONS, row, made._replace(fused_loss=fused))
+            monkeypatch.setitem(rows.TENSORFLOW, row, made)
+            monkeypatch.setitem(rows.TENSORFLOW, row, changed(row, fused_loss=fused))
             trial = cases.language_model(row, precision, ptb=ptb)
             assert trial.softmax_kernel == ("softmax_cross_entropy" if fused else "")
             trial.train_steps(1)
@@ -213,9 +221,7 @@ def test_compiled_training_step_holds_one_launch_of_it(monkeypatch):
     monkeypatch.setattr(softmax.nvrtc, "ptx", lambda *_: "PTX")
     monkeypatch.setattr(softmax, "LARGE", 0)
     monkeypatch.setattr(softmax, "FEW_THREADS", 0)
-    monkeypatch.setitem(
-        stacks.IMPLEMENTATIONS, "wavefront", stacks.IMPLEMENTATIONS["wavefront"]._replace(fused_loss=True)
-    )
+    monkeypatch.setitem(rows.TENSORFLOW, "wavefront", changed("wavefront", fused_loss=True))
     trial = cases.language_model("wavefront", "fp32")
     launches = {}
     for mode, step in (("train", trial._train), ("forward", trial._forward)):

@@ -7,15 +7,15 @@ import pytest
 import tensorflow as tf
 
 from harness.measure.proof import Proof
+from models import rows
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
-from models.tf import stacks
 from models.weights.canonical import large_random, lstm_shapes, random_states
 from tests import cases
 
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 2, 4, 5
 WEIGHTS = large_random(lstm_shapes(FEATURES, UNITS, LAYERS), seed=1)
 STATES = random_states(LAYERS, BATCH, UNITS, seed=2)
-ROWS = [name for name, made in stacks.IMPLEMENTATIONS.items() if not made.needs_gpu]
+ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 EXACT = ("unrolled", "while_loop", "keras", "wavefront")  # whose operations exist in float64
 LIMITS = {"float64": 1e-13, "float32": 5e-6, "float16": 1e-2}  # max|a - b| / max|b|; measured: 7e-16, 8e-7, 3e-3
 
@@ -49,7 +49,7 @@ class BatchMajor:
 
 
 def build(row, dtype="float32", weights=WEIGHTS, num_layers=LAYERS):
-    stack = stacks.IMPLEMENTATIONS[row].stack(weights, num_layers, dtype)
+    stack = rows.TENSORFLOW[row].arguments["stack"](weights, num_layers, dtype)
     return BatchMajor(stack) if stack.time_major else stack
 
 
@@ -97,7 +97,7 @@ def assert_close(given, expected, limit):
     ("row", "dtype"), [*((row, "float64") for row in EXACT), *((row, d) for row in ROWS for d in ("float32", "float16"))]
 )  # fmt: skip
 def test_outputs_states_and_all_gradients_match_the_reference(row, dtype):
-    given = run(build(row, dtype), compiled=not stacks.IMPLEMENTATIONS[row].eager)
+    given = run(build(row, dtype), compiled=not rows.TENSORFLOW[row].arguments.get("eager"))
     assert given[0].dtype == dtype and all(state.dtype == dtype for state in given[1])
     assert_close(given, reference(), LIMITS[dtype])
 
@@ -237,7 +237,7 @@ def test_row_is_seen_to_run_what_it_names_and_nothing_that_another_names(row, te
         step(trial.batches[0])
         profile = tensorflow_runtime.profile(lambda step=step: step(trial.batches[0]))
         accepted = set()
-        for named in stacks.IMPLEMENTATIONS:
+        for named in rows.TENSORFLOW:
             proof = Proof("fp32")
             proof.what_ran(profile, cases.kernel_of(named), "cpu")
             accepted |= set() if proof.failures else {named}
@@ -255,11 +255,11 @@ def test_row_is_seen_to_run_what_it_names_and_nothing_that_another_names(row, te
     ],
 )
 def test_kernels_that_cudnn_was_seen_to_run_on_a_gpu_are_known_as_its(kernel):
-    assert re.search(stacks.CUDNN_KERNEL, kernel)
+    assert re.search(rows.CUDNN_KERNEL, kernel)
 
 
 @pytest.mark.parametrize(
     "kernel", ["lstm_wavefront_forward", "lstm_gates", "lstm_cell_forward", "loop_add_tanh_fusion"]
 )
 def test_kernels_of_others_are_not_taken_for_cudnns(kernel):
-    assert not re.search(stacks.CUDNN_KERNEL, kernel)
+    assert not re.search(rows.CUDNN_KERNEL, kernel)

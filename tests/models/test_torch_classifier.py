@@ -6,8 +6,7 @@ import torch
 
 from harness.measure.clocks import EpochClock
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
-from models.keras import fit_rows
-from models.pytorch import stacks
+from models import rows
 from models.pytorch.classifier import CapturedClassifier, TorchClassifier
 from models.pytorch.language_model import COMPUTE_DTYPE
 from models.reference import expected, networks
@@ -20,7 +19,7 @@ WEIGHTS = canonical.large_random(SHAPES, seed=3)
 INPUTS = np.random.default_rng(1).uniform(-1, 1, (4 * BATCH, TIME, FEATURES)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, CLASSES, 4 * BATCH)
 RATES = (0.5, 0.4, 0.3)
-ROWS = {name: made for name, made in fit_rows.PEER_FIT_IMPLEMENTATIONS.items() if isinstance(made, fit_rows.TorchFit)}
+ROWS = {name: rows.FIT[name] for name in rows.PYTORCH}
 EAGER = [name for name, made in ROWS.items() if not made.needs_gpu and name != "torch_compile"]
 
 
@@ -51,7 +50,7 @@ def trial_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2, 0.1), 
     """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
     torch.compiler.reset()
     name = {"captured": "torch_lstm_graph", "captured cells": "torch_compile"}.get(row, row)
-    stack = getattr(stacks, ROWS[name].made.stack)(start, LAYERS, COMPUTE_DTYPE[precision])
+    stack = ROWS[name].arguments["stack"](start, LAYERS, COMPUTE_DTYPE[precision])
     arguments = (stack, start, INPUTS, LABELS, BATCH, optimizer)
     if row.startswith("captured"):
         return CapturedClassifier(*arguments, record=run_eagerly, **options)
@@ -73,7 +72,7 @@ def logits_of(start, x, y):
 
 
 def kernel_of(row):
-    return Kernel(**ROWS[row].evidence(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
+    return Kernel(**ROWS[row].expected_ops(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
 
 
 def row_of(row, precision):
@@ -108,7 +107,7 @@ def test_row_passes_its_proof_and_no_other_rows(row, precision):
 def test_compiled_row_passes_its_proof():
     runtime = torch_cases.make_runtime("cpu", "fp32")
     trial = trial_of("torch_compile", rates=RATES)
-    kernel = Kernel(**ROWS["torch_compile"].evidence(LAYERS, TIME, "cpu", UPDATE_STEPS))
+    kernel = Kernel(**ROWS["torch_compile"].expected_ops(LAYERS, TIME, "cpu", UPDATE_STEPS))
     trial.train_steps(1)
     traces, proof, reference = trial.traces, Proof("fp32"), reference_of()
     trial.restore()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.pytorch import stacks, torch_rows
+from models import rows
 from models.pytorch.language_model import COMPUTE_DTYPE, CapturedLanguageModel, TorchLanguageModel
 from models.reference import expected, networks
 from models.weights import canonical
@@ -20,7 +20,7 @@ TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
 TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's gradient overlap
 BATCHES = [tuple(pair) for pair in TOKENS]
 FLOAT32 = 1e-5  # max|a - b| / max|b| of a few steps
-ROWS = [name for name, made in torch_rows.TORCH_IMPLEMENTATIONS.items() if not made.needs_gpu]
+ROWS = [name for name, made in rows.PYTORCH.items() if not made.needs_gpu]
 EAGER = [name for name in ROWS if name != "torch_compile"]
 
 
@@ -51,7 +51,7 @@ def model_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2), state
     """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
     torch.compiler.reset()
     name = {"captured": "torch_lstm_graph", "captured cells": "torch_compile"}.get(row, row)
-    kind = getattr(stacks, torch_rows.TORCH_IMPLEMENTATIONS[name].stack)
+    kind = rows.PYTORCH[name].arguments["stack"]
     stack = kind(WEIGHTS, LAYERS, COMPUTE_DTYPE[precision])
     arguments = (stack, WEIGHTS, states, batches, optimizer)
     if row.startswith("captured"):

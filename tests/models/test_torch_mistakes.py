@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from models.pytorch import difference, torch_rows
+from models import rows
+from models.pytorch import difference
 from models.pytorch.cells import PrimitiveCell, UnrolledLSTM
 from models.weights import layouts
 from tests import cases, torch_cases
@@ -144,7 +145,7 @@ def test_row_that_runs_something_else_than_it_names_is_caught(named, ran):
 
 def test_every_row_of_a_gpu_is_told_by_what_it_launches():
     """Of a captured step: one launch of a graph, and none of the ops inside it."""
-    for row, made in torch_rows.TORCH_IMPLEMENTATIONS.items():
+    for row, made in rows.PYTORCH.items():
         kernel = torch_cases.kernel_of(row, "gpu")
         assert ("cudaGraphLaunch" in kernel.ops) == made.captured == (row in ("torch_lstm_graph", "torch_compile"))
         assert "cudaGraphLaunch" not in torch_cases.kernel_of(row, "cpu").ops

@@ -1,0 +1,492 @@
+"""Every row of the tables, by name: what it is, how it is built, and which ops must run when it does. Imports no framework.
+
+LANGUAGE_MODEL are the rows of the language models, FIT those of the classifiers, which train whole. To add a row, write its
+stack in the folder of its framework and name it here: every script whose tables take all rows then has it.
+
+Ops are named as the runtimes of harness/frameworks name them: "MatMul" in a TensorFlow graph, "loop:MatMul" inside the body
+of a while loop (once per layer at least, since a graph holds a body once), "eager:MatMul" run op by op, "xla:…" in what XLA
+compiles, "aten::mm" in PyTorch, "dot" in a program of JAX. All are regular expressions: TensorFlow's graph optimizer renames
+products (_FusedMatMul, …), so MATMUL takes all of them.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+PRECISIONS = ("fp32", "tf32", "fp16")
+Expected = Callable[[int, int, str], dict[str, Any]]  # (num_layers, time_steps, "gpu" or "cpu") → arguments of Kernel
+Counts = Callable[[int, int], Mapping[str, Any]]  # (num_layers, time_steps) → {op: least number, or (least, most)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation in one way to execute it.
+
+    Attributes:
+        what: one line for the tables.
+        framework: "tensorflow", "torch" or "jax".
+        factory: what `build` calls: "module.function", imported by the row's process alone.
+        expected: (num_layers, time_steps, device) → what must run in one training step.
+        arguments: of the factory, besides those of `build`.
+        ours: this suite's own implementation; the others are peers.
+        needs_gpu: has no CPU version.
+        precisions: those that the row has.
+    """
+
+    what: str
+    framework: str
+    factory: str
+    expected: Expected
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    ours: bool = False
+    needs_gpu: bool = False
+    precisions: tuple[str, ...] = PRECISIONS
+
+    def build(self, *arguments: Any, precision: str = "fp32", **options: Any) -> Any:
+        """The row's model: arguments, options and methods are those of models/trial.py. Imports the framework.
+
+        Args:
+            precision: one of `precisions`, or "fp64", which tests on a CPU use.
+
+        Raises:
+            ValueError: a precision that the row does not have.
+        """
+        if precision not in (*self.precisions, "fp64"):
+            raise ValueError(f"{self.what}: has no {precision}, expected one of {', '.join(self.precisions)}")
+        return imported(self.factory)(*arguments, precision=precision, **self.arguments, **options)
+
+    def expected_ops(self, num_layers: int, time_steps: int, device: str, steps: int = 1) -> dict[str, Any]:
+        """What must run in `steps` training steps: the arguments of harness.measure.proof.Kernel.
+
+        PyTorch's profile counts launches; the others' count the ops of a graph or program, however often it runs.
+        """
+        found = self.expected(num_layers, time_steps, device)
+        if self.framework != "torch":
+            return found
+        return {**found, "ops": {op: _times(steps, count) for op, count in found["ops"].items()}}
+
+
+def _times(steps: int, count: int | tuple[int, int]) -> int | tuple[int, ...]:
+    return tuple(n * steps for n in count) if isinstance(count, tuple) else count * steps
+
+
+def imported(path: str, **options: Any) -> Callable:
+    """A function that calls what stands at "module.name" with these options too; the module is imported when it is called."""
+    return functools.partial(_call, path, **options)
+
+
+def _call(path: str, *arguments: Any, **options: Any) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)(*arguments, **options)
+
+
+def ours(table: Mapping[str, Row]) -> list[str]:
+    """Names of this suite's own rows among those of a table."""
+    return [name for name, row in table.items() if row.ours]
+
+
+def _ops(counts: Counts, not_ops: str, kernels: str = "", not_kernels: str = "", **rest: Any) -> Expected:
+    """`expected` of a row that runs the same on every device."""
+    found = {"not_ops": not_ops, "kernels": kernels, "not_kernels": not_kernels, **rest}
+    return lambda num_layers, time_steps, device: {"ops": dict(counts(num_layers, time_steps)), **found}
+
+
+# --- TensorFlow ---------------------------------------------------------------------------------------------------------
+
+MATMUL = r"\w*MatMul"
+CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_(blockP|p)ersist|cudnn\w*rnn"
+BLOCK_KERNEL = r"lstm_gates"
+PERSISTENT_KERNEL = r"lstm_wavefront_(forward|backward)"
+CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
+LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
+WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has
+PTX_OP = r"xla:(loop:)?XlaCustomCallV2"
+UPDATE_OP = r"Assign(Add|Sub)?VariableOp"  # of weights, the optimizer's variables and the metrics
+_NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its cells op by op
+_WAVEFRONT_NOT = f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}"
+
+
+def _tensorflow(what: str, stack: str, expected: Expected, stack_options: Mapping = {}, *, ours: bool = False,
+                needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+    """stack: "module.Class" of models/tf; arguments: of models.tf.language_model.build."""
+    arguments = {"stack": imported(f"models.tf.{stack}", **stack_options), **arguments}
+    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu)
+
+
+def _of_cudnn(counts: Counts, not_ops: str = f"loop:{MATMUL}", **rest: Any) -> Expected:
+    return _ops(counts, not_ops, CUDNN_KERNEL, **rest)
+
+
+def _without_cudnn(counts: Counts, not_ops: str, kernels: str = "") -> Expected:
+    return _ops(counts, not_ops, kernels, CUDNN_KERNEL)
+
+
+TENSORFLOW = {
+    "eager": _tensorflow(
+        "LSTM cell of primitive ops, unrolled, op by op (TF eager)",
+        "basic_cell.UnrolledLSTM",
+        _without_cudnn(lambda layers, steps: {"eager:MatMul": layers * steps}, LSTM_OP),
+        eager=True,
+    ),
+    "unrolled": _tensorflow(
+        "LSTM cell of primitive ops, unrolled into one graph",
+        "basic_cell.UnrolledLSTM",
+        _without_cudnn(lambda layers, steps: {MATMUL: layers * steps}, f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}"),
+    ),
+    "while_loop": _tensorflow(
+        "LSTM cell of primitive ops in tf.while_loop (BasicLSTMCell)",
+        "basic_cell.WhileLoopLSTM",
+        _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, f"{LSTM_OP}|{_NO_EAGER_CELLS}"),
+    ),
+    "static_eager": _tensorflow(
+        "C++ cell op LSTMBlockCell, unrolled, op by op (TF eager)",
+        "block_cell.StaticBlockLSTM",
+        _without_cudnn(lambda layers, steps: {"eager:LSTMBlockCell": layers * steps}, CUDNN_OP, BLOCK_KERNEL),
+        eager=True,
+    ),
+    "static_graph": _tensorflow(
+        "C++ cell op LSTMBlockCell, unrolled into one graph",
+        "block_cell.StaticBlockLSTM",
+        _without_cudnn(
+            lambda layers, steps: {"LSTMBlockCell": layers * steps}, f"{CUDNN_OP}|{_NO_EAGER_CELLS}", BLOCK_KERNEL
+        ),
+    ),
+    "block_fused": _tensorflow(
+        "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
+        "block_fused.FusedBlockLSTM",
+        _without_cudnn(lambda layers, steps: {"BlockLSTMV2": layers}, CUDNN_OP, BLOCK_KERNEL),
+    ),
+    "keras": _tensorflow(
+        "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
+        "keras_lstm.KerasLSTM",
+        _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, LSTM_OP),
+        {"use_cudnn": False},
+    ),
+    "keras_cudnn_eager": _tensorflow(
+        "keras.layers.LSTM(use_cudnn=True), op by op (TF eager)",
+        "keras_lstm.KerasLSTM",
+        _of_cudnn(lambda layers, steps: {"eager:CudnnRNNV3": layers}),
+        {"use_cudnn": True},
+        needs_gpu=True,
+        eager=True,
+    ),
+    "keras_cudnn": _tensorflow(
+        "keras.layers.LSTM(use_cudnn=True), layer by layer: CuDNNLSTM today",
+        "keras_lstm.KerasLSTM",
+        _of_cudnn(lambda layers, steps: {"CudnnRNNV3": layers}),
+        {"use_cudnn": True},
+        needs_gpu=True,
+    ),
+    "cudnn_stack": _tensorflow(
+        "CudnnLSTM: the whole stack in one cuDNN call, time-major",
+        "cudnn_stack.CudnnStack",
+        _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|xla"),
+        ours=True,
+        needs_gpu=True,
+        own_dropout=True,
+    ),
+    "cudnn_stack_xla": _tensorflow(
+        "cudnn_stack, with dense layer, loss and optimizer compiled by XLA",
+        "cudnn_stack.CudnnStack",
+        _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|{MATMUL}", rest_ops={"xla": 1}),
+        ours=True,
+        needs_gpu=True,
+        own_dropout=True,
+        compile_rest=True,
+    ),
+    "wavefront": _tensorflow(
+        "all layers advance together along the diagonal, in TensorFlow, the whole step compiled by XLA",
+        "wavefront_stack.WavefrontStack",
+        _without_cudnn(lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1}, _WAVEFRONT_NOT),
+        ours=True,
+        jit_compile=True,
+    ),
+    "wavefront_persistent": _tensorflow(
+        "the stack in persistent CUDA kernels called from XLA, its layers together along the diagonal or in turn; in training "
+        "a large softmax in one kernel",
+        "wavefront_stack.PersistentWavefrontStack",
+        _without_cudnn(lambda layers, steps: {"xla": 1, PTX_OP: 1}, _WAVEFRONT_NOT, PERSISTENT_KERNEL),
+        ours=True,
+        needs_gpu=True,
+        jit_compile=True,
+        fused_loss=True,
+    ),
+}
+
+# --- PyTorch ------------------------------------------------------------------------------------------------------------
+
+TORCH_LSTM_OP = r"aten::(lstm|_cudnn_rnn|mkldnn_rnn_layer)"
+TORCH_CELL_OP = r"aten::(lstm_cell|_thnn_fused_lstm_cell)"
+TORCH_SCRIPT = "forward"  # a scripted module's call; an eager one leaves no such mark
+TORCH_COMPILED = r"## Call CompiledFxGraph.*"
+TORCH_MATMUL = r"aten::(add)?mm"
+GRAPH_LAUNCH = "cudaGraphLaunch"
+_NOT_BESIDE_A_GRAPH = (
+    rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_MATMUL}|{TORCH_SCRIPT}|{TORCH_COMPILED}|aten::_fused_\w+"
+)
+
+
+def _torch(what: str, stack: str, expected: Expected, *, needs_gpu: bool = False, captured: bool = False) -> Row:
+    """stack: a class of models/pytorch/stacks.py.
+
+    captured: on a GPU a step is the replay of a CUDA graph, which shows one launch, its kernels, and none of its ops.
+    """
+
+    def of_device(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+        found = expected(num_layers, time_steps, device)
+        if captured and device == "gpu":
+            found |= {"ops": {GRAPH_LAUNCH: (1, 1)}, "not_ops": _NOT_BESIDE_A_GRAPH}
+        return found
+
+    arguments = {"stack": imported(f"models.pytorch.stacks.{stack}"), "captured": captured}
+    return Row(what, "torch", "models.pytorch.language_model.build", of_device, arguments, needs_gpu=needs_gpu)
+
+
+PYTORCH = {
+    "torch_cells": _torch(
+        "PyTorch: LSTM cell of primitive ops, unrolled, op by op",
+        "PrimitiveStack",
+        _ops(
+            lambda layers, steps: {"aten::addmm": layers * steps},
+            f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+            not_kernels=f"{CUDNN_KERNEL}|lstm_cell",
+        ),
+    ),
+    "torch_jit": _torch(
+        "PyTorch: LSTM cell of primitive ops, unrolled, under TorchScript",
+        "ScriptedPrimitiveStack",
+        _ops(
+            lambda layers, steps: {TORCH_SCRIPT: (1, 1), TORCH_MATMUL: layers * steps},
+            f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+            not_kernels=f"{CUDNN_KERNEL}|lstm_cell",
+        ),
+    ),
+    "torch_static": _torch(
+        "PyTorch: nn.LSTMCell unrolled, op by op",
+        "StaticStack",
+        _ops(
+            lambda layers, steps: {"aten::lstm_cell": (layers * steps, layers * steps)},
+            f"{TORCH_LSTM_OP}|{TORCH_SCRIPT}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+            "lstm_cell",
+            CUDNN_KERNEL,
+        ),
+    ),
+    "torch_static_jit": _torch(
+        "PyTorch: nn.LSTMCell unrolled, under TorchScript",
+        "ScriptedStaticStack",
+        _ops(
+            lambda layers, steps: {TORCH_SCRIPT: (1, 1), "aten::lstm_cell": (layers * steps, layers * steps)},
+            f"{TORCH_LSTM_OP}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+            "lstm_cell",
+            CUDNN_KERNEL,
+        ),
+    ),
+    "torch_lstm": _torch(
+        "PyTorch: nn.LSTM, the whole stack in one call",
+        "LSTMStack",
+        _ops(
+            lambda layers, steps: {"aten::lstm": (1, 1)},
+            f"{TORCH_CELL_OP}|{TORCH_SCRIPT}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+            CUDNN_KERNEL,
+        ),
+    ),
+    "torch_lstm_graph": _torch(
+        "PyTorch: nn.LSTM, the step in one CUDA graph, head and loss compiled",
+        "CapturedLSTMStack",
+        _ops(
+            lambda layers, steps: {"aten::lstm": (1, 1), TORCH_COMPILED: 1},
+            f"{TORCH_CELL_OP}|{TORCH_SCRIPT}",
+            CUDNN_KERNEL,
+            rest_kernels="triton_",  # what torch.compile made of dense layer and loss
+        ),
+        needs_gpu=True,
+        captured=True,
+    ),
+    "torch_compile": _torch(
+        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
+        "CompiledPrimitiveStack",
+        _ops(
+            lambda layers, steps: {TORCH_COMPILED: 1, TORCH_MATMUL: layers * steps},
+            rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|aten::(sigmoid|tanh)",
+            "triton_",
+            f"{CUDNN_KERNEL}|lstm_cell",
+        ),
+        captured=True,
+    ),
+}
+
+# --- JAX, and Keras on JAX and on PyTorch -------------------------------------------------------------------------------
+
+JAX_MATMUL = r"(dot|custom-call:__(cublas|onednn)\S*)"
+JAX_CUDNN = r"(loop:)?custom-call:\S*cudnn\S*rnn\S*"
+
+
+def _loops(unroll: int) -> Expected:
+    """A loop per layer with products in it; where a GPU's program has all steps written out, products alone."""
+
+    def expected(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+        ops = {"while": num_layers, f"loop:{JAX_MATMUL}": num_layers}
+        if device == "gpu" and time_steps <= unroll:
+            ops = {JAX_MATMUL: num_layers * time_steps}
+        return {"ops": ops, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
+
+    return expected
+
+
+def _calls_of_cudnn(of_each_layer: bool) -> Expected:
+    """One call for each layer, or one at least for the stack; each layer copies the sequences' lengths to the host."""
+    return lambda num_layers, time_steps, device: {
+        "ops": {JAX_CUDNN: num_layers if of_each_layer else 1},
+        "not_ops": f"loop:{JAX_MATMUL}",
+        "kernels": CUDNN_KERNEL,
+        "calls_copying_lengths": num_layers,
+    }
+
+
+def _keras_torch(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+    if device == "gpu":
+        return {"ops": {"aten::lstm": (num_layers, num_layers)}, "kernels": CUDNN_KERNEL}
+    return {"ops": {TORCH_MATMUL: num_layers * time_steps}, "not_ops": f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}"}
+
+
+def _jax(what: str, stack: str, expected: Expected, **rest: Any) -> Row:
+    """stack: a class of models/jax/stacks.py."""
+    arguments = {"stack": imported(f"models.jax.stacks.{stack}")}
+    return Row(what, "jax", "models.jax.language_model.build", expected, arguments, **rest)
+
+
+def _keras(what: str, backend: str, use_cudnn: bool | str, expected: Expected, **rest: Any) -> Row:
+    arguments = {"backend": backend, "use_cudnn": use_cudnn}
+    return Row(what, backend, "models.keras.build.language_model", expected, arguments, **rest)
+
+
+JAX = {
+    "jax_scan": _jax(
+        "JAX: a lax.scan over time per layer, its backward pass written out; the whole step jitted",
+        "ScanLSTM",
+        _loops(unroll=10),  # models.jax.stacks.UNROLL
+    ),
+    "jax_cudnn": _jax(
+        "JAX: jax.experimental.rnn.lstm (cuDNN), the whole stack in one call; with dropout layer by layer",
+        "CudnnLSTM",
+        _calls_of_cudnn(of_each_layer=False),
+        needs_gpu=True,
+        precisions=("fp32", "tf32"),
+    ),
+}
+KERAS = {
+    "keras_jax": _keras(
+        "Keras on JAX: keras.layers.LSTM(use_cudnn=False), the whole step jitted", "jax", False, _loops(unroll=1)
+    ),
+    "keras_jax_cudnn": _keras(
+        "Keras on JAX: keras.layers.LSTM(use_cudnn=True), layer by layer, the whole step jitted",
+        "jax",
+        True,
+        _calls_of_cudnn(of_each_layer=True),
+        needs_gpu=True,
+        precisions=("fp32", "tf32"),  # at fp16 Keras' call of cuDNN fails when it is compiled
+    ),
+    "keras_torch": _keras(
+        "Keras on PyTorch: keras.layers.LSTM, op by op (cuDNN, layer by layer, on a GPU)", "torch", "auto", _keras_torch
+    ),
+}
+
+LANGUAGE_MODEL: dict[str, Row] = TENSORFLOW | PYTORCH | JAX | KERAS
+
+# --- whole trainings: Keras' `fit`, and the peers' own loops ------------------------------------------------------------
+
+STEPS_PER_EXECUTION = 50  # of `wavefront`, whose steps TensorFlow's executor runs
+STEPS_PER_LOOP = 375  # of the rows in a CompiledLoop: a fifth of MNIST's 1875, so that a call's own cost hardly counts
+
+_KERAS_LOOP = _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, f"{CUDNN_OP}|xla")
+_KERAS_CUDNN = _of_cudnn(lambda layers, steps: {"CudnnRNNV3": layers}, f"xla|loop:{MATMUL}")
+_CUDNN_STACK = _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"xla|loop:{MATMUL}")
+
+
+def _on_a_gpu(expected: Expected) -> Expected:
+    """Without a GPU it is Keras' while loop, without XLA."""
+    return lambda num_layers, time_steps, device: (expected if device == "gpu" else _KERAS_LOOP)(
+        num_layers, time_steps, device
+    )
+
+
+def _compiled_loop(op: str, least: int, kernels: str = "") -> Expected:
+    """One loop around all steps, which runs once, however many they are; no update outside of it."""
+    ops = {"xla": 1, "xla:While": (1, 1), f"xla:loop:{UPDATE_OP}": 1, op: least}
+    return _without_cudnn(lambda layers, steps: ops, f"{CUDNN_OP}|xla:{UPDATE_OP}", kernels)
+
+
+def _fit(what: str, use_cudnn: bool | str, jit_compile: bool | str, expected: Expected, *, ours: bool = False,
+         needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+    """A Keras model on TensorFlow; arguments: of models.keras.classifier.build_classifier."""
+    arguments = {"backend": "tensorflow", "use_cudnn": use_cudnn, "jit_compile": jit_compile, **arguments}
+    return Row(what, "tensorflow", "models.keras.build.classifier", expected, arguments, ours, needs_gpu)
+
+
+FIT_TENSORFLOW = {
+    "keras": _fit("LSTM(use_cudnn=False), jit_compile=False: vanilla LSTM", False, False, _KERAS_LOOP),
+    "keras_cudnn": _fit("LSTM(use_cudnn=True): CuDNNLSTM today", True, False, _KERAS_CUDNN, needs_gpu=True),
+    "keras_xla": _fit(
+        "LSTM(use_cudnn=False), jit_compile=True",
+        False,
+        True,
+        _without_cudnn(
+            lambda layers, steps: {"xla": 1, f"xla:loop:{MATMUL}": layers},
+            f"{CUDNN_OP}|{WAVEFRONT_OP}|{PTX_OP}|xla:loop:{UPDATE_OP}",
+        ),
+    ),
+    "keras_default": _fit("LSTM(), nothing set: what a user gets", "auto", "auto", _on_a_gpu(_KERAS_CUDNN)),
+    "cudnn_stack": _fit(
+        "CudnnLSTMLayer: the whole stack in one cuDNN call",
+        "stack",
+        False,
+        _on_a_gpu(_CUDNN_STACK),
+        ours=True,
+        needs_gpu=True,
+    ),
+    "wavefront": _fit(
+        f"WavefrontLSTM, jit_compile=True, steps_per_execution={STEPS_PER_EXECUTION}",
+        "wavefront",
+        True,
+        # Keras' own loop is outside of XLA
+        _without_cudnn(lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1}, f"{CUDNN_OP}|xla:While"),
+        ours=True,
+        steps_per_execution=STEPS_PER_EXECUTION,
+    ),
+    "wavefront_loop": _fit(
+        f"WavefrontLSTM in a CompiledLoop: up to {STEPS_PER_LOOP} steps in one XLA program (steps_per_execution)",
+        "wavefront",
+        True,
+        _compiled_loop(WAVEFRONT_OP, 1),
+        ours=True,
+        steps_per_execution=STEPS_PER_LOOP,
+        compiled_loop=True,
+    ),
+    "wavefront_persistent": _fit(
+        "wavefront_loop with implementation='persistent': its layers in CUDA kernels called from XLA",
+        "persistent",
+        True,
+        _compiled_loop(PTX_OP, 2, PERSISTENT_KERNEL),
+        ours=True,
+        needs_gpu=True,
+        steps_per_execution=STEPS_PER_LOOP,
+        compiled_loop=True,
+    ),
+}
+
+
+def _keras_fit(name: str, what: str) -> Row:
+    arguments = {**KERAS[name].arguments, "jit_compile": "auto"}
+    return replace(KERAS[name], what=what, factory="models.keras.build.classifier", arguments=arguments)
+
+
+FIT: dict[str, Row] = {
+    **FIT_TENSORFLOW,
+    **{name: replace(row, factory="models.pytorch.classifier.build") for name, row in PYTORCH.items()},
+    **{name: replace(row, factory="models.jax.classifier.build") for name, row in JAX.items()},
+    "keras_jax": _keras_fit("keras_jax", "Keras on JAX: LSTM(use_cudnn=False), jitted"),
+    "keras_jax_cudnn": _keras_fit("keras_jax_cudnn", "Keras on JAX: LSTM(use_cudnn=True), jitted"),
+    "keras_torch": _keras_fit("keras_torch", "Keras on PyTorch: LSTM(), op by op (cuDNN on a GPU)"),
+}

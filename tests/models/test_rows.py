@@ -1,0 +1,101 @@
+"""The registry of rows: one entry is seen by every script, and nothing is imported until a row is built."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.measure.proof import Kernel
+from harness.record import records, schema
+from harness.run import benchmark
+from models import rows
+
+PROJECT = Path(__file__).resolve().parents[2]
+ALL = [pytest.param(row, id=f"{kind}-{name}")
+       for kind, table in (("lm", rows.LANGUAGE_MODEL), ("fit", rows.FIT)) for name, row in table.items()]  # fmt: skip
+OF_ALL_ROWS = {"stacked_lm": rows.LANGUAGE_MODEL, "ptb": rows.LANGUAGE_MODEL, "mnist": rows.FIT}
+
+
+def script(name: str):
+    """The script as it is when it starts: it reads the registry anew."""
+    spec = importlib.util.spec_from_file_location(f"fresh_{name}", PROJECT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", OF_ALL_ROWS)
+def test_row_added_to_the_registry_alone_is_in_list_tables_and_what_a_run_takes(
+    name, own, monkeypatch, capsys, tmp_path
+):
+    added = replace(next(iter(OF_ALL_ROWS[name].values())), what="a row of today", ours=own, needs_gpu=False)
+    monkeypatch.setitem(OF_ALL_ROWS[name], "added", added)
+    found = script(name).BENCHMARK
+    assert benchmark.main(found, ["--list"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "added" and added.what in line]
+    parent = benchmark.Parent(found, ["--device=cpu", "--rows=all"])
+    assert "added" in parent.rows
+    parent.out = tmp_path
+    parent._write_layout()
+    layout = records.read_json(tmp_path / "layout" / f"{name}.json")
+    assert layout["schema"] == schema.SCHEMA and layout["rows"]["added"] == added.what
+    assert ("added" in layout["ours"]) == own
+    [note] = [note for note in layout["footnotes"] if "fastest peer is" in note]
+    assert ("added" in note) == own
+
+
+def test_the_rows_that_are_ours():
+    assert rows.ours(rows.LANGUAGE_MODEL) == ["cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent"]
+    assert rows.ours(rows.FIT) == ["cudnn_stack", "wavefront", "wavefront_loop", "wavefront_persistent"]
+
+
+@pytest.mark.parametrize("row", ALL)
+def test_what_builds_a_row_is_there(row):
+    """Read, not imported: a row of a framework that is not installed has to be right too."""
+    given = row.arguments.get("stack")
+    for path in (row.factory, *([given.args[0]] if given else [])):
+        module, _, name = path.rpartition(".")
+        tree = ast.parse((PROJECT / f"{module.replace('.', '/')}.py").read_text())
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, path
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+@pytest.mark.parametrize("row", ALL)
+def test_every_row_says_what_must_run(row, device):
+    kernel = Kernel(**row.expected_ops(3, 50, device))
+    assert kernel.ops and (kernel.not_ops or kernel.kernels)
+    assert row.framework in ("tensorflow", "torch", "jax") and set(row.precisions) <= set(schema.PRECISIONS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_expected_ops_of_peers_that_train_are_those_of_their_language_model_in_as_many_steps(device):
+    one = rows.PYTORCH["torch_lstm"].expected_ops(2, 28, device)
+    assert one["ops"] == {"aten::lstm": (1, 1)}
+    assert rows.FIT["torch_lstm"].expected_ops(2, 28, device, 3) == one | {"ops": {"aten::lstm": (3, 3)}}
+    one = rows.LANGUAGE_MODEL["jax_scan"].expected_ops(2, 28, device)  # counts of a program, however often it runs
+    for row in ("jax_scan", "keras_jax"):
+        assert rows.FIT[row].expected_ops(2, 28, device, 3)["ops"] == one["ops"]
+
+
+def test_step_that_is_a_cuda_graph_shows_one_launch_on_a_gpu_and_its_ops_on_a_cpu():
+    row = rows.PYTORCH["torch_compile"]
+    assert row.expected_ops(2, 28, "gpu")["ops"] == {rows.GRAPH_LAUNCH: (1, 1)}
+    assert rows.TORCH_MATMUL in row.expected_ops(2, 28, "cpu")["ops"]
+
+
+@pytest.mark.parametrize("row", [row for row in ALL if "fp16" not in row.values[0].precisions])
+def test_precision_that_a_row_does_not_have_is_refused_before_anything_is_imported(row):
+    with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
+        row.build(precision="fp16")
+
+
+def test_registry_imports_no_framework():
+    code = "import sys; from models import rows; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
+    assert "models.rows" in ran.stdout.split()
+    assert not {"numpy", "tensorflow", "keras", "torch", "jax"} & set(ran.stdout.split())
