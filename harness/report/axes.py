@@ -19,11 +19,11 @@ from harness.report.provenance import machine_line
 
 LARGEST = 2**31 - 1  # size, as in harness/run/limits.py
 LEVEL = 1.02  # two times within this factor are called level
-FASTER, SLOWER, IS_LEVEL, UNDECIDED, DISTURBED = "faster", "slower", "level", "not told apart", "not judged"
+FASTER, SLOWER, IS_LEVEL, UNDECIDED, DISTURBED = "faster", "slower", "level", "inconclusive", "not judged"
 UNITS = "ms per step"
 READ = (
-    f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. Not told "
-    "apart: further apart, but their intervals overlap, or, of one process, the ranges of their blocks."
+    f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. "
+    "Inconclusive: further apart, but their intervals overlap, or, of one process, the ranges of their blocks."
 )
 READ_DISTURBED = (
     "Not judged: beside the slower one, or beside either where they are level, ran other processes, so that its time is an "

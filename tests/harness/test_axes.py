@@ -201,8 +201,8 @@ F, S, L, U = axes.FASTER, axes.SLOWER, axes.IS_LEVEL, axes.UNDECIDED
                 "they cross between 1 and 2 and between 2 and 4"),
     ([F, None, F], "faster at 1 (2.00x), not compared at 2, faster at 4 (2.00x)"),
     ([F, L, F], "faster at 1 (2.00x), level at 2 (1.01x), faster at 4 (2.00x)"),
-    ([U, U], "not told apart from 1 to 2 (1.10x)"),
-    ([L, U], "level at 1 (1.01x), not told apart at 2 (1.10x)"),
+    ([U, U], "inconclusive from 1 to 2 (1.10x)"),
+    ([L, U], "level at 1 (1.01x), inconclusive at 2 (1.10x)"),
 ])  # fmt: skip
 def test_a_sentence_claims_no_size_that_was_not_measured_and_names_every_crossing(kinds, expected):
     assert sentence(*kinds) == expected
