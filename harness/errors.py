@@ -1,4 +1,4 @@
-"""The exceptions that end a command in one line: what a user caused and can mend, and what came to nothing all the same."""
+"""The exceptions that end a command in one line: wrong input, which a user can mend, and internal failures."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 class CrashError(UserError):
-    """What nothing can go on without came to nothing, whatever the input: a process that crashed, a full disk. Status 1."""
+    """Internal failure that stops the run, whatever the input: a process that crashed, a full disk. Exit status 1."""
 
 
 def require(*modules: str) -> None:

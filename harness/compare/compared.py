@@ -15,13 +15,13 @@ FOOT = (
     "Before, after: geometric mean over processes of their medians (number of processes). After/before: of "
     "these, above 1 is slower; judged without the common shift where one was taken off. Same: the interval lies "
     f"within ±{verdicts.SAME_PERCENT:g} %. Faster, slower: Welch's t with variances shrunk across rows, Holm over all "
-    f"rows, {100 * verdicts.ALPHA:g} %. Cannot tell: neither."
+    f"rows, {100 * verdicts.ALPHA:g} %. Inconclusive: neither."
 )
 DISTURBED = (
     f"**{NOT_ALONE[0].upper()}{NOT_ALONE[1:]}**: other processes ran on the row's processors or GPU, before or after; "
     "a difference may be theirs."
 )
-COUNTED = (verdicts.SLOWER, verdicts.FASTER, verdicts.SAME, verdicts.CANNOT_TELL)
+COUNTED = (verdicts.SLOWER, verdicts.FASTER, verdicts.SAME, verdicts.INCONCLUSIVE)
 
 
 def label(pair: Pair) -> str:
@@ -34,7 +34,7 @@ def _marks(pair: Pair) -> str:
     return f" ({', '.join(pair.marks)})" if pair.marks else ""
 
 
-def told(pair: Pair) -> str:
+def verdict_of(pair: Pair) -> str:
     """The verdict, with what else differs; or why there is none."""
     if pair.judged:
         return pair.judged.verdict + _marks(pair)
@@ -74,11 +74,13 @@ def shift_line(device: str, shift: verdicts.Shift, drift: float) -> str:
             "A change that slows every row by as much looks the same; --drift=0% judges without."
         )
     elif shift.groups == 1:
-        text = f"rows of one implementation only, whose change and the machine's drift two runs cannot tell apart, {allowed}."
+        text = (
+            f"rows of one implementation only: two runs cannot separate its change from the machine's drift, {allowed}."
+        )
     elif abs(shift.ratio - 1) > drift:
         text = f"{together}, which is too far for a drift: left in, {allowed}."
     else:
-        text = f"what all rows shifted by together is not to be told, by noise or by different changes, {allowed}."
+        text = f"what all rows shifted by together is unknown, because of noise or of different changes, {allowed}."
     return f"{device.upper()}: {text}"
 
 
@@ -125,8 +127,8 @@ def not_compared(pairs: Sequence[Pair]) -> list[list[str]]:
         lines.setdefault(key, {}).setdefault(pair.name["row"], []).append(pair.name["mode"])
     cells = []
     for (*where, reason), rows in lines.items():
-        told = ", ".join(f"{row} ({', '.join(modes)})" for row, modes in rows.items())
-        cells.append([plain(f"{' '.join(where)}: {told}"), plain(reason)])
+        named = ", ".join(f"{row} ({', '.join(modes)})" for row, modes in rows.items())
+        cells.append([plain(f"{' '.join(where)}: {named}"), plain(reason)])
     return cells
 
 
@@ -163,7 +165,7 @@ def tables(pairs: Sequence[Pair]) -> list[str]:
             if judged:
                 ratios = [f"{judged.raw:.3f}", f"{judged.ratio:.3f} [{judged.low:.3f}, {judged.high:.3f}]"]
             times = [_ms(medians) for medians in pair.medians]
-            cells.append([plain(pair.name["row"]), pair.name["mode"], *times, *ratios, told(pair)])
+            cells.append([plain(pair.name["row"]), pair.name["mode"], *times, *ratios, verdict_of(pair)])
         title = f"### {plain(benchmark)}: {plain(config)}, {device.upper()}, {precision}"
         lines += [title, "", markdown(headings, [False, False, True, True, True, True, False], cells), ""]
     if groups:
@@ -193,7 +195,7 @@ def document(
                 statistics.geometric_mean(own) if own else None for own in pair.medians
             )
             record["processes"] = [len(own) for own in pair.medians]
-            record["reason"] = "" if pair.judged else told(pair)
+            record["reason"] = "" if pair.judged else verdict_of(pair)
         if pair.judged:
             judged = pair.judged
             record |= {"verdict": judged.verdict, "raw_ratio": judged.raw, "ratio": judged.ratio,

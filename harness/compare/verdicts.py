@@ -35,7 +35,7 @@ CHANGE = 0.1  # standard deviation of such a change
 NOISY = 0.01  # probability of a variance so large, under the others', below which it is not shrunk
 APART = 1 / 5  # the rows' own parts of a drift against the part that they share, the mean of its prior
 
-FASTER, SLOWER, SAME, CANNOT_TELL = "faster", "slower", "same", "cannot tell"
+FASTER, SLOWER, SAME, INCONCLUSIVE = "faster", "slower", "same", "inconclusive"
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ class Shift(NamedTuple):
     """What the rows of one machine shifted by together.
 
     Attributes:
-        ratio, low, high: after/before with its 95 % interval; of rows that tell nothing of a drift, what it may be anyway.
+        ratio, low, high: after/before with its 95 % interval; of rows that say nothing about a drift, what it may be anyway.
         removed: whether it was taken off the rows: found, and not too large for a drift.
         groups: of rows in processes of their own; of one alone a drift and a change look the same.
     """
@@ -210,7 +210,7 @@ def verdict(low: float, high: float, p: float) -> str:
         return SAME
     if p < ALPHA:
         return SLOWER if low > 1 else FASTER
-    return CANNOT_TELL
+    return INCONCLUSIVE
 
 
 def geometric_mean(rows: Sequence[Row], chosen: Sequence[int], drift: float = DRIFT) -> tuple[float, float, float]:

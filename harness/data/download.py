@@ -83,7 +83,7 @@ def find(
 
     folder: the only place to look (named by `where`), or None: the folder `own` (data/), the cache, a download into
     `own`. parse raises DataError; cache returns contents and sums, or None. Both it and this function append to
-    notes what is worth telling. Raises DataError, UserError (files are missing in `folder`) and Unavailable.
+    notes what is worth reporting. Raises DataError, UserError (files are missing in `folder`) and Unavailable.
     """
     sha256 = {file.name: file.sha256 for file in wanted.files}
     if folder is not None:

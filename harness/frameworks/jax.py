@@ -17,7 +17,7 @@ from harness.frameworks.host_copies import SCRATCH, bytes_to_host
 
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
 
-# In the text of a compiled program: the head of a computation, an instruction with its opcode behind a type, and its references.
+# In the text of a compiled program: the head of a computation, an instruction with its opcode after a type, and its references.
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 CALLED = re.compile(r"\b(condition|body|calls|to_apply|branch_computations|true_computation|false_computation)="
@@ -105,7 +105,7 @@ class JaxRuntime:
         return peak if peak > self._peak_before else None
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
-        """Run `function` under JAX's profiler and tell what ran.
+        """Run `function` under JAX's profiler and say what ran.
 
         Returns:
             {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops are
@@ -146,7 +146,7 @@ class JaxRuntime:
     def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], int]:
         """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host).
 
-        The host's plane tells of its calls, copies among them, which on a GPU the streams' events tell of already.
+        The host's plane has its calls, copies among them, which on a GPU the streams' events have already.
         """
         kernels, programs, to_host_bytes = Counter(), {}, 0
         for path in Path(folder).glob("**/*.xplane.pb"):

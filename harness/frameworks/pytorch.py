@@ -88,7 +88,7 @@ class TorchRuntime:
         return self._torch.cuda.max_memory_allocated() + in_graphs
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
-        """Run `function` under PyTorch's profiler and tell what ran.
+        """Run `function` under PyTorch's profiler and say what ran.
 
         Returns:
             {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}. Ops
@@ -143,7 +143,7 @@ def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:
             continue
         if event.device_type == cuda:
             kernels[event.name] += event.time_range.elapsed_us() / 1e3
-        elif event.name.startswith(GRAPH_LAUNCH):  # the driver's version stands behind it: cudaGraphLaunch_v10000
+        elif event.name.startswith(GRAPH_LAUNCH):  # followed by the driver's version: cudaGraphLaunch_v10000
             ops[GRAPH_LAUNCH] += 1
         elif not RUNTIME_CALL.fullmatch(event.name):
             ops[event.name] += 1

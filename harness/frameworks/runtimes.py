@@ -42,7 +42,7 @@ class Runtime(Protocol):
         """Bytes at the allocator's peak since the last reset; None on a CPU."""
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
-        """Run `function` and tell what ran.
+        """Run `function` and say what ran.
 
         {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host, in
         copies of over host_copies.SMALL_COPY bytes}: a loop of unknown length has its condition copied in every step.

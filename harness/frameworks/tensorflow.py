@@ -76,7 +76,7 @@ class TensorFlowRuntime:
         return self._tf.config.experimental.get_memory_info("GPU:0")["peak"] if self.device == "gpu" else None
 
     def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
-        """Run `function` under TensorFlow's profiler and tell what ran.
+        """Run `function` under TensorFlow's profiler and say what ran.
 
         Returns:
             {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}.

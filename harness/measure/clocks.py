@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
     batches_per_block: int
     losses: list[list[Any]]
     warmup: Warmup
-    lag_s: list[float]  # per block, how long its last loss took to read behind the clock's stop
+    lag_s: list[float]  # per block, how long its last loss took to read after the clock stopped
     lag_limit_s: list[float]  # and how long it may have taken
 
 
@@ -80,7 +80,7 @@ def time_blocks(
         restore: puts weights, optimizer and states back to where the proof began, so that every block walks the
             same trajectory and its losses can be held against the reference's. Called outside the timed region.
         read: brings a loss to the host, and so waits for all that it comes from: of that nothing is left to wait for once the
-            clock has stopped, unless `sync` came back too early. Called behind the clock's stop.
+            clock has stopped, unless `sync` came back too early. Called after the clock stopped.
         warmup_batches, warmup_limit_s: the least number of batches of the warm-up, and the s after which it is given up.
         whole_rounds: whether a block takes each of `batches` equally often: where they differ in size.
     """
@@ -105,7 +105,7 @@ def time_blocks(
 
 
 def lag_limit(block_s: float) -> float:
-    """How many s the last loss of a block of `block_s` may take to read behind the clock's stop.
+    """How many s the last loss of a block of `block_s` may take to read after the clock stopped.
 
     What is left to do then is missing from the block's time: 1 % of it at most, or 2 ms, twice of what a read takes. Of a block
     under 0.1 s, which only tests and tiny runs have, 20 ms: on a processor that others share, the kernel takes it away for some
@@ -222,8 +222,8 @@ class EpochClock:
         clock = self
 
         class Feed(keras.callbacks.Callback):
-            # Else Keras on JAX would read every step's logs in its main thread, where the steps wait for it. It tells of the ends
-            # of steps in threads of its own then, and has told of all of them before it tells of the end of the epoch.
+            # Else Keras on JAX would read every step's logs in its main thread, where the steps wait for it. It reports the ends
+            # of steps in threads of its own then, and has reported all of them before it reports the end of the epoch.
             async_safe = True
 
             def on_train_begin(self, logs=None):

@@ -2,7 +2,7 @@
 
 On a GPU the profiler sees each copy besides. On a CPU there is none to be seen, since the tensor lies there already; but the
 same step on a GPU would wait for it. A bool() that looks for a NaN and an int() of a counter wait as much as a float() does, so
-the dtype does not matter: `on_device` of the row's runtime tells which tensors count.
+the dtype does not matter: `on_device` of the row's runtime says which tensors count.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def _noting(function: Callable, way: str, reads: list[str], runtime: Runtime) ->
 
 
 def _replace(stack: contextlib.ExitStack, owner: object, name: str, value: object) -> None:
-    """Set an attribute until the stack ends; one that `owner` inherits is inherited again behind it."""
+    """Set an attribute until the stack ends; one that `owner` inherits is inherited again afterwards."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
     stack.callback(setattr, owner, name, own) if own is not None else stack.callback(delattr, owner, name)

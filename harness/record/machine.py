@@ -50,7 +50,7 @@ def _nvml() -> Iterator:
     try:
         yield pynvml
     finally:
-        _told(pynvml.nvmlShutdown)
+        _asked(pynvml.nvmlShutdown)
 
 
 @contextlib.contextmanager
@@ -63,14 +63,14 @@ def _first_gpu() -> Iterator[tuple]:
     with _nvml() as nvml:
         gpu = None
         if nvml and _visible(nvml) and name.isdecimal():
-            gpu = _told(nvml.nvmlDeviceGetHandleByIndex, int(name))
+            gpu = _asked(nvml.nvmlDeviceGetHandleByIndex, int(name))
         elif nvml and _visible(nvml):
-            gpu = _told(nvml.nvmlDeviceGetHandleByUUID, name)
+            gpu = _asked(nvml.nvmlDeviceGetHandleByUUID, name)
         yield (nvml, gpu) if gpu is not None else (None, None)
 
 
-def _told(query: Callable, *arguments: Any) -> Any:
-    """What NVML answers; None where it cannot tell: parts of a GPU (MIG), virtual ones and WSL answer some queries alone."""
+def _asked(query: Callable, *arguments: Any) -> Any:
+    """What NVML answers; None where it has no answer: parts of a GPU (MIG), virtual GPUs and WSL answer some queries only."""
     try:
         return query(*arguments)
     except Exception:  # pynvml makes a class of its own for every error: NotSupported, NoPermission, Unknown, GpuIsLost
@@ -88,7 +88,7 @@ def gpu_count() -> int:
 
 
 def _visible(nvml) -> int:
-    count, visible = _told(nvml.nvmlDeviceGetCount) or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
+    count, visible = _asked(nvml.nvmlDeviceGetCount) or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
     return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
@@ -97,7 +97,7 @@ def _visible(nvml) -> int:
 def gpu_name() -> str | None:
     """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
     with _first_gpu() as (nvml, gpu):
-        return _text(_told(nvml.nvmlDeviceGetName, gpu)) if nvml else None
+        return _text(_asked(nvml.nvmlDeviceGetName, gpu)) if nvml else None
 
 
 def run_name(device: str, date: datetime.date | None = None) -> str:
@@ -144,8 +144,8 @@ def facts(device: str) -> dict:
     if device == "gpu":
         with _first_gpu() as (nvml, gpu):
             if nvml:
-                found["gpu"] = _text(_told(nvml.nvmlDeviceGetName, gpu))
-                found["driver"] = _text(_told(nvml.nvmlSystemGetDriverVersion))
+                found["gpu"] = _text(_asked(nvml.nvmlDeviceGetName, gpu))
+                found["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
     return found
 
 
@@ -196,19 +196,19 @@ def diff() -> str | None:
 def gpu_state() -> dict | None:
     """Clocks (MHz), temperature (°C), power (W) and throttle reasons of the first GPU now; None without one.
 
-    What NVML cannot tell is None.
+    What NVML does not know is None.
     """
     with _first_gpu() as (nvml, gpu):
         if not nvml:
             return None
-        reasons = _told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
-        power_mw = _told(nvml.nvmlDeviceGetPowerUsage, gpu)
+        reasons = _asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+        power_mw = _asked(nvml.nvmlDeviceGetPowerUsage, gpu)
         named = None if reasons is None else [name for bit, name in THROTTLE_REASONS.items() if reasons & bit]
         return {
-            "sm_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
-            "sm_max_mhz": _told(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
-            "memory_mhz": _told(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
-            "temperature_c": _told(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+            "sm_mhz": _asked(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "sm_max_mhz": _asked(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            "memory_mhz": _asked(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
+            "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
             "power_w": None if power_mw is None else round(power_mw / 1000),
             "throttle_reasons": named,
             "gpu_processes": _processes(nvml, gpu),
@@ -226,20 +226,20 @@ def gpu_processes() -> int | None:
 
 
 def _processes(nvml, gpu) -> int | None:
-    listed = {process.pid for process in _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
+    listed = {process.pid for process in _asked(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
     return len(listed) if os.getpid() in listed else None
 
 
 def gpu_memory_used() -> int | None:
-    """Bytes in use on the first GPU by this process as NVML sees them, or by all where it cannot tell processes apart."""
+    """Bytes in use on the first GPU by this process, or by all where NVML does not know whose they are."""
     with _first_gpu() as (nvml, gpu):
         if not nvml:
             return None
-        listed = _told(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
+        listed = _asked(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
         own = [process.usedGpuMemory for process in listed if process.pid == os.getpid()]
         if own and own[0]:
             return int(own[0])
-        memory = _told(nvml.nvmlDeviceGetMemoryInfo, gpu)
+        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, gpu)
         return memory and int(memory.used)
 
 
@@ -298,7 +298,7 @@ class UtilisationSampler:
     def _sample(self) -> None:
         with _first_gpu() as (nvml, gpu):
             while nvml and not self._stop.wait(SAMPLE_S):
-                if rates := _told(nvml.nvmlDeviceGetUtilizationRates, gpu):
+                if rates := _asked(nvml.nvmlDeviceGetUtilizationRates, gpu):
                     self._samples.append(rates.gpu)
 
     def __exit__(self, *_) -> None:

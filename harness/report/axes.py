@@ -19,14 +19,14 @@ from harness.report.provenance import machine_line
 
 LARGEST = 2**31 - 1  # size, as in harness/run/limits.py
 LEVEL = 1.02  # two times within this factor are called level
-FASTER, SLOWER, IS_LEVEL, UNDECIDED, DISTURBED = "faster", "slower", "level", "inconclusive", "not judged"
+FASTER, SLOWER, IS_LEVEL, INCONCLUSIVE, DISTURBED = "faster", "slower", "level", "inconclusive", "not judged"
 UNITS = "ms per step"
 READ = (
     f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. "
     "Inconclusive: further apart, but their intervals overlap, or, of one process, the ranges of their blocks."
 )
 READ_DISTURBED = (
-    "Not judged: beside the slower one, or beside either where they are level, ran other processes, so that its time is an "
+    "Not judged: other processes ran beside the slower one, or beside either where they are level, so that its time is an "
     "upper bound."
 )
 
@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
     size: int
     ratio: float | None = None  # the other's time by ours
-    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL, UNDECIDED or DISTURBED
+    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL, INCONCLUSIVE or DISTURBED
 
 
 def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table]:
@@ -177,7 +177,7 @@ def verdict(size: int, own: Mapping | None, other: Mapping | None) -> Verdict:
     if level:
         return Verdict(size, ratio, IS_LEVEL)
     if low <= other_high and other_low <= high:
-        return Verdict(size, ratio, UNDECIDED)
+        return Verdict(size, ratio, INCONCLUSIVE)
     return Verdict(size, ratio, FASTER if ratio > 1 else SLOWER)
 
 
@@ -192,7 +192,7 @@ def best_against_best(own: Mapping[str, Mapping], ours: Sequence[str], peers: Se
     if first is None or second is None:
         return NONE
     found = verdict(0, own[first], own[second])
-    kind = f", {found.kind}" if found.kind in (IS_LEVEL, UNDECIDED, DISTURBED) else ""
+    kind = f", {found.kind}" if found.kind in (IS_LEVEL, INCONCLUSIVE, DISTURBED) else ""
     return f"{found.ratio:.2f}x{kind} (`{plain(first)}` against `{plain(second)}`)"
 
 
@@ -202,11 +202,11 @@ def crossovers(series: Series, ours: Sequence[str], peers: Sequence[str]) -> lis
     for row, peer in itertools.product(ours, peers):
         verdicts = [verdict(size, own.get(row), own.get(peer)) for size, own in series.items()]
         if any(found.kind for found in verdicts):
-            sentences.append(f"`{plain(row)}` against `{plain(peer)}`: {told(verdicts)}.")
+            sentences.append(f"`{plain(row)}` against `{plain(peer)}`: {sentence(verdicts)}.")
     return sentences
 
 
-def told(verdicts: Sequence[Verdict]) -> str:
+def sentence(verdicts: Sequence[Verdict]) -> str:
     """Where a row is faster, level and slower, in rising order: "slower at 1 (0.50x), faster from 8 to 128 (1.20x to 2.00x)".
 
     Sizes stand together only where every measured one between them has the same verdict. A crossing is named where a verdict

@@ -55,7 +55,7 @@ def not_settled(record: Mapping) -> str | None:
 
 
 def shared_gpu(record: Mapping) -> str | None:
-    """The largest number of other processes on the GPU while a process of the row had it; None where NVML could not tell."""
+    """The largest number of other processes on the GPU while a process of the row had it; None where NVML does not know."""
     others = max((state["gpu_processes"] - 1 for state in _timed(record, "gpu_processes")), default=0)
     return str(others) if others > 0 else None
 

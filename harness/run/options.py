@@ -1,6 +1,6 @@
 """A benchmark script's header of hyperparameters as command-line options and resolved constants.
 
-The header stands between two rules `# -----`: plain UPPER_CASE names, a literal each, a comment behind each (an
+The header stands between two rules `# -----`: plain UPPER_CASE names, a literal each, a comment after each (an
 indented comment below continues it). It is read, never executed. Two tables may stand in it: CONFIGS, the published
 configurations, and PRESETS, `quick` and `full`. A constant that they govern is None in the header as shipped, so that
 any other value there was written by the user. What the user wrote comes first, then the preset, then the config.
@@ -45,7 +45,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Constant:
-    """One line of a header: its value (None where a preset or config governs it), the comment behind it, its line."""
+    """One line of a header: its value (None where a preset or config governs it), the comment after it, its line."""
 
     default: object
     comment: str

@@ -155,9 +155,9 @@ def test_two_rows_within_two_percent_are_level(ratio, kind):
 
 def test_rows_whose_intervals_or_ranges_overlap_are_not_told_apart():
     """A single process of blocks at 0.9 and 1.1 of its time; five processes that lie far apart, and five that do not."""
-    assert verdict(1.1).kind == axes.UNDECIDED and verdict(0.9).kind == axes.UNDECIDED
+    assert verdict(1.1).kind == axes.INCONCLUSIVE and verdict(0.9).kind == axes.INCONCLUSIVE
     wide, narrow = (0.5, 0.8, 1.0, 1.2, 1.5), (0.999, 1.0, 1.0, 1.0, 1.001)
-    assert verdict(1.1, wide, wide).kind == axes.UNDECIDED
+    assert verdict(1.1, wide, wide).kind == axes.INCONCLUSIVE
     assert verdict(1.1, narrow, narrow).kind == axes.FASTER and verdict(0.9, narrow, narrow).kind == axes.SLOWER
 
 
@@ -171,7 +171,7 @@ def test_an_upper_bound_is_no_ground_for_a_verdict_in_favour_of_the_other(distur
         axes.verdict(8, point("wave", **notes["wave"]), point("torch", ms, **notes["torch"])) for ms in (2, 1, 0.5)
     ]
     assert tuple(verdict.kind for verdict in found) == kinds
-    assert axes.told(found[1:2]) == "not judged at 8 (1.00x)"
+    assert axes.sentence(found[1:2]) == "not judged at 8 (1.00x)"
 
 
 def test_a_row_without_a_proven_time_is_not_compared():
@@ -186,11 +186,11 @@ def test_a_row_without_a_proven_time_is_not_compared():
 
 
 def sentence(*kinds):
-    ratios = {axes.FASTER: 2.0, axes.SLOWER: 0.5, axes.IS_LEVEL: 1.01, axes.UNDECIDED: 1.1, None: None}
-    return axes.told([axes.Verdict(2**k, ratios[kind], kind) for k, kind in enumerate(kinds)])
+    ratios = {axes.FASTER: 2.0, axes.SLOWER: 0.5, axes.IS_LEVEL: 1.01, axes.INCONCLUSIVE: 1.1, None: None}
+    return axes.sentence([axes.Verdict(2**k, ratios[kind], kind) for k, kind in enumerate(kinds)])
 
 
-F, S, L, U = axes.FASTER, axes.SLOWER, axes.IS_LEVEL, axes.UNDECIDED
+F, S, L, U = axes.FASTER, axes.SLOWER, axes.IS_LEVEL, axes.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("kinds", "expected"), [

@@ -145,7 +145,7 @@ def test_the_ratio_is_of_geometric_means_of_the_processes_medians(compared):
 def test_a_shift_of_all_rows_is_told_and_taken_off_and_left_in_without_drift(compared):
     before, after = four(), four(factor=1.025)
     _, markdown, _, found = compared(before, after)
-    assert {row["verdict"] for row in found["rows"]} <= {"same", "cannot tell"}
+    assert {row["verdict"] for row in found["rows"]} <= {"same", "inconclusive"}
     (shift,) = found["common_shift"]
     assert shift["device"] == "cpu" and shift["removed"] and shift["ratio"] == pytest.approx(1.025, abs=0.005)
     assert f"CPU: all rows together shifted to {shift['ratio']:.3f} [" in markdown and "taken off" in markdown
@@ -159,7 +159,7 @@ def test_a_shift_of_all_rows_is_told_and_taken_off_and_left_in_without_drift(com
     [
         ([make(), make(mode="forward")], [make(), make(mode="forward")], "rows of one implementation only"),
         (four(), four(factor=1.05), "too far for a drift: left in"),
-        (four(noise=0.3), four(noise=0.3), "is not to be told"),
+        (four(noise=0.3), four(noise=0.3), "shifted by together is unknown"),
     ],
 )
 def test_why_a_common_shift_was_not_taken_off_is_said(compared, before, after, expected):
@@ -357,7 +357,7 @@ def test_rows_of_another_machine_keep_their_shift_and_say_nothing_of_a_drift(com
     _, markdown, _, found = compared(four(), four(factor=1.025, environment={"cpu": "EPYC"}))
     assert found["common_shift"] == [] and "shifted" not in markdown
     assert all(row["ratio"] == row["raw_ratio"] for row in found["rows"])
-    assert {row["verdict"] for row in found["rows"]} == {"cannot tell"}  # 2.5 % may be the drift of either machine
+    assert {row["verdict"] for row in found["rows"]} == {"inconclusive"}  # 2.5 % may be the drift of either machine
 
 
 def test_rows_of_two_precisions_are_paired_only_when_asked(compared):
@@ -443,7 +443,7 @@ def test_a_row_slower_by_chance_alone_does_not_fail(compared):
     times = [7.0, 9.0, 10.0, 12.0, 15.0]
     before, after = ([make(blocks_ms=[[factor * ms] for ms in times])] for factor in (1, 1.2))
     status, _, _, found = compared(before, after, "--fail-if-slower=5%")
-    assert status == 0 and {row["verdict"] for row in found["rows"]} == {"cannot tell"}
+    assert status == 0 and {row["verdict"] for row in found["rows"]} == {"inconclusive"}
 
 
 def test_without_fail_if_slower_a_slower_row_is_exit_status_0(compared):

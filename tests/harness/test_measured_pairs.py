@@ -161,8 +161,8 @@ def test_a_row_that_is_not_found_breaks_the_promise(tmp_path, monkeypatch, capsy
     [
         ({"same": 19, "slower": 1}, {"slower": 9, "same": 1}, True),
         ({"same": 18, "slower": 1, "faster": 1}, {"slower": 10}, False),
-        ({"same": 20}, {"slower": 8, "cannot tell": 2}, False),
-        ({"cannot tell": 20}, {"slower": 9, "faster": 1}, True),
+        ({"same": 20}, {"slower": 8, "inconclusive": 2}, False),
+        ({"inconclusive": 20}, {"slower": 9, "faster": 1}, True),
     ],
 )
 def test_the_promise_is_of_one_row_in_twenty_and_nine_tries_in_ten(same, tries, kept):
@@ -175,10 +175,10 @@ def test_paragraphs_are_drawn_from_committed_results_alone(tmp_path, monkeypatch
     assert measured_pairs.main(["--draw", str(path), str(path)]) == 0
     drawn = capsys.readouterr().out
     assert drawn.split("\n\n")[1].strip() == drawn.split("\n\n")[2].strip() == told.out.split("\n\n")[1].strip()
-    result["counts"]["tries"] = {"slower": 9, "cannot tell": 1}
+    result["counts"]["tries"] = {"slower": 9, "inconclusive": 1}
     path.write_text(json.dumps(result))
     assert measured_pairs.main(["--draw", str(path)]) == 0
-    assert "found in **9** (1 cannot tell, 9 slower)" in capsys.readouterr().out
+    assert "found in **9** (1 inconclusive, 9 slower)" in capsys.readouterr().out
 
 
 def test_a_run_that_lacks_processes_is_named(tmp_path, monkeypatch, capsys):

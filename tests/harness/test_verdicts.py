@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from harness.compare import verdicts
-from harness.compare.verdicts import CANNOT_TELL, FASTER, SAME, SLOWER, Row, judge
+from harness.compare.verdicts import FASTER, INCONCLUSIVE, SAME, SLOWER, Row, judge
 
 NOISE = 0.01  # between processes
 LOG_5 = math.log(1.05)
@@ -162,11 +162,11 @@ def test_more_rows_of_the_same_processes_say_no_more_about_the_drift():
     [
         (0.981, 1.019, 0.6, SAME),
         (1.005, 1.019, 1e-6, SAME),  # surely another, and surely by less than 2 %
-        (0.979, 1.001, 0.2, CANNOT_TELL),
-        (1.001, 1.021, 0.2, CANNOT_TELL),  # its own interval excludes 1, Holm's p does not
+        (0.979, 1.001, 0.2, INCONCLUSIVE),
+        (1.001, 1.021, 0.2, INCONCLUSIVE),  # its own interval excludes 1, Holm's p does not
         (1.001, 1.021, 0.049, SLOWER),
         (0.979, 0.999, 0.049, FASTER),
-        (1.001, 1.021, 0.05, CANNOT_TELL),
+        (1.001, 1.021, 0.05, INCONCLUSIVE),
     ],
 )
 def test_a_verdict_follows_the_interval_and_holms_p(low, high, p, expected):
@@ -269,7 +269,7 @@ def test_machines_drift_apart_and_rows_that_were_made_different_say_nothing_of_a
 def test_one_implementation_alone_cannot_tell_a_change_of_3_percent_from_a_drift():
     rows = simulated(np.random.default_rng(9), 1, modes=3, shift=0.03, noise=0.002)
     judged, shifts = judge(rows)
-    assert {j.verdict for j in judged} == {CANNOT_TELL} and shifts["cpu"].groups == 1 and not shifts["cpu"].removed
+    assert {j.verdict for j in judged} == {INCONCLUSIVE} and shifts["cpu"].groups == 1 and not shifts["cpu"].removed
     assert {j.verdict for j in judge(rows, drift=0)[0]} == {SLOWER}
 
 
