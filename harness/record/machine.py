@@ -256,7 +256,7 @@ def memory_bytes() -> int:
 def gpu_memory_bytes() -> int | None:
     """Bytes of memory of the first GPU; None without one, or where NVML cannot tell."""
     with _first_gpu() as (nvml, gpu):
-        memory = _told(nvml.nvmlDeviceGetMemoryInfo, gpu) if nvml else None
+        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, gpu) if nvml else None
         return memory and int(memory.total)
 
 

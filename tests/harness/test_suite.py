@@ -221,6 +221,7 @@ def test_script_that_refuses_its_input_ends_the_suite_with_status_2(scripts):
 ])  # fmt: skip
 def test_preset_and_device_follow_the_machine_where_the_user_wrote_none(scripts, monkeypatch, gpu, argv, expected):
     monkeypatch.setattr(suite, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(suite.preflight, "once", lambda *_: None)
     assert run(scripts, "--only=mnist", *argv) == 0
     arguments = json.loads((scripts / "started").read_text())
     assert [a for a in arguments if a in ("--full", "--quick", "--device=gpu", "--device=cpu")] == expected
