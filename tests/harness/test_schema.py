@@ -349,6 +349,19 @@ def test_the_worst_proof_of_all_processes_counts():
     assert (record["status"], record["proof"]["ok"]) == ("failed", False)
 
 
+def test_of_two_processes_the_error_that_is_worst_for_its_own_limit_is_kept_with_it():
+    proofs = [
+        {"ok": True, "loss_err": 9e-6, "limit": {"loss": 1e-5}, "worst_at": {"loss": "step 1"}},
+        {"ok": True, "loss_err": 2e-5, "limit": {"loss": 1e-3}, "worst_at": {"loss": "step 5"}},
+    ]
+    for order in (proofs, proofs[::-1]):
+        record = fresh()
+        for proof in order:
+            record = schema.merge_process(record, part([10.0], proof=proof))
+        proof = record["proof"]
+        assert (proof["loss_err"], proof["limit"]["loss"], proof["worst_at"]["loss"]) == (9e-6, 1e-5, "step 1")
+
+
 @pytest.mark.parametrize(
     ("oks", "kept"), [((True, True), 0), ((True, False), 1), ((False, True), 0), ((False, False), 0)]
 )

@@ -255,6 +255,12 @@ def reference_path(tmp_path):
             "losses": losses,
             "gradients": {"kernel": gradients[0]},
             "updates": {"kernel": updates[UPDATE_STEPS - 1]},
+            "loss_sensitivity": np.zeros(CURVE_STEPS),
+            "update_sensitivity": {"kernel": 1.0},
+            "rounded_losses": np.zeros(CURVE_STEPS),
+            "rounded_gradients": {"kernel": 0.0},
+            "rounded_updates": {"kernel": 0.0},
+            "gradient_step": RATE,
             "forward_losses": [np.mean((batch @ WEIGHTS) ** 2) for batch in INPUTS[:CURVE_STEPS]],
         },
     )
