@@ -93,8 +93,8 @@ wanted() { # prints what the stamp says after a complete install: wanted FRAMEWO
   local name
   name=$(lock_of "$1" "$2")
   echo "$1 for $2, Python 3.$3"
-  (cd "$root" && cat $(made_of "$name") "requirements-$name.lock")
   if [ "$name" = torch-cpu ]; then cat "$root/requirements-torch-wheel.txt"; fi
+  (cd "$root" && cat $(made_of "$name") "requirements-$name.lock")
 }
 
 is_current() { # whether FOLDER holds FRAMEWORK's BUILD, whole: is_current FOLDER FRAMEWORK BUILD
