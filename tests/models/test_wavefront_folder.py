@@ -74,3 +74,21 @@ def test_the_examples_of_its_readme_run(under_its_installed_name):
 def test_the_examples_of_its_docstrings_run(module, under_its_installed_name):
     result = doctest.testmod(importlib.import_module(f"models.wavefront.{module}"), optionflags=doctest.ELLIPSIS)
     assert result.attempted > 0 and result.failed == 0
+
+
+def test_the_language_models_row_runs_the_public_layer_and_head(monkeypatch):
+    import models.wavefront as package
+    from tests import cases
+
+    calls = []
+    for kind, method in ((package.WavefrontLSTM, "call"), (package.SoftmaxHead, "cross_entropy")):
+
+        def counted(self, *arguments, method=method, run=getattr(kind, method), **keywords):
+            calls.append(method)
+            return run(self, *arguments, **keywords)
+
+        monkeypatch.setattr(kind, method, counted)
+    trial = cases.language_model("wavefront", "fp16", ptb=True)
+    assert type(trial.head) is package.SoftmaxHead and isinstance(trial.stack.layer, package.WavefrontLSTM)
+    trial._forward.get_concrete_function(*trial.batches[0], trial.states)
+    assert calls == ["call", "cross_entropy"]
