@@ -259,7 +259,7 @@ class CudnnLSTM(_CudnnRNN):
             input_c: initial cell states, likewise.
             params: the flat buffer [params_size()].
             is_training: whether dropout acts. On cuDNN, gradients need True.
-            sequence_lengths: integers [batch] from 0 to time, or None: all sequences fill input_data. As cudnn_checks.Lengths
+            sequence_lengths: integers [batch] from 0 to time, or None: all sequences fill input_data. As checks.Lengths
                 they cost no copy between host and device.
 
         Returns:

@@ -307,7 +307,7 @@ class LanguageModel:
 
     def _loss(self, logits, targets):
         if self.jit_compile:
-            losses = self.head.losses(logits, targets)  # [batch, time]
+            losses = self.head.cross_entropy(logits, targets)  # [batch, time]
         else:
             logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)

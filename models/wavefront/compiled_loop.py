@@ -1,8 +1,11 @@
 """CompiledLoop: a keras.Sequential whose `fit` runs many training steps in one call of one XLA program.
 
-    model = CompiledLoop([keras.Input((28, 28)), WavefrontLSTM(128, num_layers=2), keras.layers.Dense(10)])
-    model.compile("adam", loss, jit_compile=True, steps_per_execution=375)
-    model.fit(x, y, batch_size=32, epochs=3)
+    >>> import keras
+    >>> from wavefront_lstm import CompiledLoop, WavefrontLSTM
+    >>> model = CompiledLoop([keras.Input((28, 28)), WavefrontLSTM(32, num_layers=2), keras.layers.Dense(10)])
+    >>> model.compile("adam", "mse", jit_compile=True, steps_per_execution=375)
+
+and `model.fit(x, y, batch_size=32, epochs=3)` as usual.
 
 Why: with `steps_per_execution` alone Keras loops in TensorFlow's executor, outside of XLA: every step is a launch of its own,
 with its own copy of a batch to the device and its own turn of the input's iterator, which together may take longer than a

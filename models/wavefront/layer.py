@@ -1,36 +1,37 @@
 """WavefrontLSTM: a stack of LSTM layers that advances along its diagonal. Made for XLA.
 
-    model = keras.Sequential([
-        keras.Input((None, 64)),
-        WavefrontLSTM(256, num_layers=3, dropout=0.2, return_sequences=True),
-        keras.layers.Dense(10),
-    ])
-    model.compile("adam", loss, jit_compile=True)
+    >>> import keras
+    >>> from wavefront_lstm import WavefrontLSTM
+    >>> model = keras.Sequential([
+    ...     keras.Input((None, 64)),
+    ...     WavefrontLSTM(32, num_layers=3, dropout=0.2, return_sequences=True),
+    ...     keras.layers.Dense(10),
+    ... ])
+    >>> model.compile("adam", "mse", jit_compile=True)
+    >>> model.output_shape
+    (None, None, 10)
 
-One such layer is a whole stack. It computes, and trains like, as many keras.layers.LSTM with their default arguments, with
+One such layer is a whole stack. It computes, and trains like, as many keras.layers.LSTM with their default activations, with
 these differences:
 
 - A mask has to be right-padded (`keras.utils.pad_sequences(…, padding="post")`; its default pads in front). Under XLA, where
   nothing can raise, another one makes the outputs NaN. Past the end of a sequence outputs are 0 (Keras repeats the last one).
 - `dropout` acts between the layers, on every step anew; one layer alone has none.
-- States are [layers, batch, units], those of all layers in one tensor. `training` is a Python bool. Initializers are Keras'
-  defaults. Not inside keras.layers.Bidirectional: direction="bidirectional".
+- States are [layers, batch, units], those of all layers in one tensor, and c is float32 where the layer computes in 16 bits.
+  `training` is a Python bool. Not inside keras.layers.Bidirectional: direction="bidirectional".
 
-Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA it gives the same numbers, slower; what dropout draws,
-TensorFlow draws differently under XLA.
+Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA the layer gives the same numbers, slower; what dropout
+draws, TensorFlow draws differently under XLA.
 
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
-schedule in two CUDA kernels (with dropout one layer at a time); it needs an NVIDIA GPU of compute capability 8.0 or later,
-float16, bfloat16 or float32, batches of one fixed shape (keras.Input(batch_shape=(64, 35, 200)), or the `fit` and `evaluate`
-of models.wavefront.compiled_loop.CompiledLoop), and knows neither masks nor layer normalisation nor two directions.
-What it cannot do is
-a ValueError: neither stands in for the other unasked.
+schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
+float16, bfloat16 or float32, and batches of one fixed shape: keras.Input(batch_shape=(64, 35, 200)), or the `fit` and `evaluate`
+of a CompiledLoop. Masks, layer normalization and bidirectional layers are not supported. What it cannot do is a ValueError:
+neither stands in for the other unasked.
 
-Where to read on: models/wavefront/stack.py chooses what of the stack advances together, models/wavefront/schedule.py is the
-schedule, forward and backward, models/wavefront/cells.py the arithmetic of one step; models/wavefront/persistent.py and
-models/wavefront/kernels/wavefront.cu are the persistent kernels. models/wavefront/convert.py goes to and
-from keras.layers.LSTM, CudnnLSTMLayer and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of
-models/weights/layouts.py, under the names that CudnnLSTMLayer gives them.
+Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
+cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
+from keras.layers.LSTM and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of spec.py.
 """
 
 import functools
@@ -71,10 +72,17 @@ class WavefrontLSTM(StackLayer):
             backward direction: at the beginning).
         return_state: whether to return the final states too.
         stateful: whether a batch starts from the final states of the one before. The batch size must be fixed then.
+        time_major: whether inputs, masks and outputs are [time, batch, …]; else [batch, time, …]. Keras' `fit` and `predict` cut
+            arrays into batches along their first axis, so this is for layers inside of a model, and for training loops.
         seed: of dropout, a non-negative integer; None draws one.
-        kwargs: name, dtype, trainable and so on of keras.layers.Layer.
+        kernel_initializer, recurrent_initializer, bias_initializer, unit_forget_bias: as of keras.layers.LSTM, for every layer.
+            A random one without a seed draws each layer's tensor anew; with a seed, layers of one shape start alike.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer, kernel_constraint, recurrent_constraint, bias_constraint:
+            as of keras.layers.LSTM, for every layer.
+        kwargs: name, dtype, trainable, activity_regularizer and so on of keras.layers.Layer; and arguments of keras.layers.LSTM
+            with their default value.
 
-    Call arguments are those of StackLayer.call, inputs [batch, time, features].
+    Call arguments are those of StackLayer.call, inputs [batch, time, features] ([time, batch, features] where time_major).
 
     Attributes:
         parameters: the weights under their canonical names; empty until the layer is built.

@@ -1,10 +1,10 @@
-"""The wavefront as two persistent CUDA kernels (models/wavefront/kernels/wavefront.cu), called from a function that XLA compiles.
+"""The wavefront as two persistent CUDA kernels (kernels/wavefront.cu), called from a function that XLA compiles.
 
     forward    X · kernel of the lowest layer, for all of time    lstm_wavefront_forward, one launch
     backward   lstm_wavefront_backward, one launch    the weights' gradients, one product of all steps a layer
 
 for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster. The
-schedule is that of models/wavefront/schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
+schedule is that of schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
 kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
 an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
 thread blocks as there are multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow
@@ -16,7 +16,7 @@ but not beside another such kernel that holds some of the multiprocessors: not t
 not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
 of waiting a launch ends with an error of CUDA.
 
-How the work is cut among the multiprocessors is chosen in models/wavefront/tiling.py.
+How the work is cut among the multiprocessors is chosen in tiling.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +44,11 @@ def persistent_stack(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run a stack of unidirectional layers. It has first derivatives; lstm_stack has second ones too.
 
-    Args, returns: as of wavefront_stacking.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
+    Args, returns: as of stack.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
         dropout between them go one at a time.
 
     Raises:
-        ValueError: the chip, the dtype or the sizes are none that the kernels can do.
+        ValueError: unsupported GPU, dtype or shape.
     """
     chip = nvrtc.chip()
     _check(inputs, layers, chip)
@@ -85,7 +85,7 @@ def persistent_stack(
 
 
 def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
-    """x [..., 4·units] with zeros behind each gate."""
+    """x [..., 4·units] with zeros after each gate."""
     if not more:
         return x
     units = x.shape[-1] // 4
@@ -118,7 +118,7 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
 
 
 def advance(projected, recurrent, links, bias, h, c):
-    """The layers of `recurrent` together, as of wavefront_schedule.advance; units are padded, and linked where there are more.
+    """The layers of `recurrent` together, as of schedule.advance; units are padded, and linked where there are more.
 
     Args:
         projected: [time, batch, 4·units], of lane 0.

@@ -16,7 +16,7 @@ steps back with one batched product each, split by gate, so that four short prod
 one, and multiplies with what the forward pass kept for it; the weights' gradients are one batched product at the end, over
 all steps at once.
 
-A layer is idle before its time 0 and behind a sequence's end: there its states stand still and nothing flows into its gates.
+A layer is idle before its time 0 and past a sequence's end: there its states stand still and nothing flows into its gates.
 
 The layers that advance together are called lanes. Lanes without links are independent of each other: the two directions of
 a bidirectional layer, or the one layer of a schedule layer by layer.
@@ -62,7 +62,7 @@ def advance(
         unroll: steps in a loop's body, at most.
 
     Returns:
-        outputs [1, time, batch, units] of the last lane where lanes are linked, else [lanes, time, batch, units], 0 behind
+        outputs [1, time, batch, units] of the last lane where lanes are linked, else [lanes, time, batch, units], 0 past
         a sequence's end; and the states h, c at each sequence's end.
     """
     passes = _Passes(projected, recurrent.shape[0], links is not None, lengths, masks, unroll, bool(normalization))
@@ -155,7 +155,7 @@ class _Passes:
     def backward(self, recurrent, links, bias, normalization, kept, d_outputs, d_h, d_c):
         """Gradients by (projected, recurrent, links, bias, h, c, *normalization)."""
         hs, values = kept  # [bodies, lanes, body, batch, units], [bodies, kept, lanes, body, batch, units]
-        if self.lengths is not None:  # behind a sequence's end its outputs are 0, whatever h is
+        if self.lengths is not None:  # past a sequence's end its outputs are 0, whatever h is
             d_outputs = _where(
                 tf.transpose(tf.sequence_mask(self.lengths, self.time))[:, :, tf.newaxis], d_outputs, None
             )
@@ -244,10 +244,10 @@ class _Passes:
         return [tf.TensorArray(self.dtype, self.bodies) for _ in range(count)]
 
     def _by_body(self, x: tf.Tensor, axis: int, before: int) -> tf.Tensor:
-        """`x` with zeros `before` and behind in its axis of steps, which becomes two: bodies and steps of one."""
-        behind = self.bodies * self.body - before - _size(x, axis)
+        """`x` with zeros `before` and after in its axis of steps, which becomes two: bodies and steps of one."""
+        after = self.bodies * self.body - before - _size(x, axis)
         shape = [_size(x, a) for a in range(x.shape.rank)]
-        padded = tf.pad(x, [[before, behind] if a == axis else [0, 0] for a in range(x.shape.rank)])
+        padded = tf.pad(x, [[before, after] if a == axis else [0, 0] for a in range(x.shape.rank)])
         return tf.reshape(padded, [*shape[:axis], self.bodies, self.body, *shape[axis + 1 :]])
 
     def _by_time(self, x: tf.Tensor, first: int) -> tf.Tensor:
@@ -268,9 +268,9 @@ def _size(x: tf.Tensor, axis: int) -> int | tf.Tensor:
     return x.shape[axis] if x.shape[axis] is not None else tf.shape(x)[axis]
 
 
-def _pad(x: tf.Tensor, before: int, behind: int, axis: int = 0) -> tf.Tensor:
-    """`x` with lanes of zeros before and behind."""
-    return tf.pad(x, [[before, behind] if a == axis else [0, 0] for a in range(x.shape.rank)])
+def _pad(x: tf.Tensor, before: int, after: int, axis: int = 0) -> tf.Tensor:
+    """`x` with lanes of zeros before and after."""
+    return tf.pad(x, [[before, after] if a == axis else [0, 0] for a in range(x.shape.rank)])
 
 
 def _where(active: tf.Tensor | None, x: tf.Tensor, otherwise: tf.Tensor | None) -> tf.Tensor:

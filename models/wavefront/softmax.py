@@ -91,7 +91,7 @@ def scaled_loss(
         The scaled loss, a float32 scalar, and the losses [rows] float32, which have no gradient.
 
     Raises:
-        ValueError: dtypes or sizes are none that the kernel can do, or there is no GPU for it.
+        ValueError: unsupported GPU, dtypes or shapes.
     """
     columns = logits.shape[-1]
     if logits.dtype.name not in NUMBERS or bias.dtype != tf.float32 or targets.dtype != tf.int64:

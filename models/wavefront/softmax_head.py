@@ -14,12 +14,15 @@ LARGEST = 2.0**15  # a power of two: gradients of float16 logits, times it, stay
 class SoftmaxHead(keras.layers.Layer):
     """keras.layers.Dense(vocabulary), and its cross-entropy without a pass over the logits that is not needed.
 
-        tokens, targets = (keras.Input((35,), dtype="int64") for _ in range(2))
-        hidden = WavefrontLSTM(650, num_layers=2, return_sequences=True)(keras.layers.Embedding(10_000, 650)(tokens))
-        losses = SoftmaxHead(10_000)(hidden, targets)          # trains by their mean
-        model = keras.Model([tokens, targets], losses)
-        model.compile("sgd", jit_compile=True)
-        model.fit([x, y])
+        >>> import keras
+        >>> from wavefront_lstm import SoftmaxHead, WavefrontLSTM
+        >>> tokens, targets = (keras.Input((35,), dtype="int64") for _ in range(2))
+        >>> hidden = WavefrontLSTM(20, num_layers=2, return_sequences=True)(keras.layers.Embedding(1000, 20)(tokens))
+        >>> losses = SoftmaxHead(1000)(hidden, targets)  # [batch, 35]; the model trains by their mean
+        >>> model = keras.Model([tokens, targets], losses)
+        >>> model.compile("sgd", jit_compile=True)
+
+    and `model.fit([x, y])`, without labels. To predict, call a model of the same head without targets: it gives logits.
 
     Inside, the vocabulary is padded to a multiple of 64, and the gradient is written by hand (softmax_loss.py). With
     fused=True a training step on an NVIDIA GPU takes loss and gradients from one CUDA kernel (softmax.py) where the logits are so
@@ -71,7 +74,7 @@ class SoftmaxHead(keras.layers.Layer):
             return self.padded_logits(inputs)[..., : self.vocabulary]
         targets = tf.cast(targets, tf.int64)
         if not (training and self.runs_kernel(targets.shape.num_elements())):
-            losses = self.losses(self.padded_logits(inputs), targets)
+            losses = self.cross_entropy(self.padded_logits(inputs), targets)
             self.add_loss(tf.reduce_mean(losses))
             return losses
         # Float16 holds no gradient of a mean over many words. What Keras scales the loss by comes too late for them.
@@ -113,7 +116,7 @@ class SoftmaxHead(keras.layers.Layer):
         logits = add_bias(self._product(inputs, kernel), bias)
         return tf.reshape(logits, [*_leading(inputs), logits.shape[-1]])
 
-    def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    def cross_entropy(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """-log softmax(logits)[target], [...], of padded logits and targets [...] int64."""
         return softmax_losses(logits, targets, self.vocabulary)
 

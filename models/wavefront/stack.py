@@ -1,4 +1,4 @@
-"""Stacks of LSTM layers in terms of models/wavefront/schedule.py: what of a stack advances together."""
+"""Stacks of LSTM layers in terms of schedule.py: what of a stack advances together."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -58,7 +58,7 @@ def lstm_stack(
         together: layers that advance together; None: by layers_together.
 
     Returns:
-        outputs [time, batch, units], 0 behind a sequence's end, and the states h, c at each sequence's end.
+        outputs [time, batch, units], 0 past a sequence's end, and the states h, c at each sequence's end.
     """
     units = layers[0].recurrent_kernel.shape[0]
     together = together or layers_together(len(layers), units, inputs.dtype.size)

@@ -236,11 +236,12 @@ class StackLayer(keras.layers.Layer):
     def _initial_weight(self, name: str, shape: tuple[int, ...], dtype) -> np.ndarray:
         """The canonical tensor `name` as Keras' layers start: matrices orthogonal or in range as a whole, not per gate."""
         initializer = self._initializer(name.rpartition("/")[2])
+        forget_bias = self.mode == "lstm" and self.unit_forget_bias and name.endswith("/bias")
         with tf.init_scope():  # values, also where a layer is built inside a tf.function
-            array = np.array(initializer(shape, dtype=dtype))
-        if self.mode == "lstm" and self.unit_forget_bias and name.endswith("/bias"):
-            array[self.units : 2 * self.units] = 1
-        return array
+            if not forget_bias:
+                return np.array(initializer(shape, dtype=dtype))
+            first, rest = (np.array(initializer((size * self.units,), dtype=dtype)) for size in (1, 2))
+            return np.concatenate([first, np.ones_like(first), rest])
 
     def _initializer(self, part: str) -> Callable:
         """An initializer for one tensor. Every tensor has its own: one object draws the same numbers at every call."""

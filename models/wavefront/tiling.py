@@ -1,4 +1,4 @@
-"""How the persistent kernels (models/wavefront/kernels/wavefront.cu) cut their work among the multiprocessors of a chip.
+"""How the persistent kernels (kernels/wavefront.cu) cut their work among the multiprocessors of a chip.
 
 A thread block owns some units of a layer and some sequences. More units mean that fewer blocks read the same sequences' h, and
 more weights to keep; more sequences the other way round. `tiling` tries all that fit, and takes the one whose step should take

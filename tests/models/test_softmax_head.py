@@ -1,0 +1,116 @@
+"""SoftmaxHead: a dense layer and its cross-entropy, against Keras' own two."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.wavefront import SoftmaxHead, softmax
+from tests.models.emulated_kernels import H200
+
+VOCABULARY, FEATURES, SHAPE = 10, 4, (3, 5)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with tf.device("CPU:0"):
+        yield
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+HIDDEN, TARGETS = random(*SHAPE, FEATURES), np.random.default_rng(1).integers(0, VOCABULARY, SHAPE)
+
+
+def head(**kwargs):
+    made = SoftmaxHead(VOCABULARY, **kwargs)
+    made.build((None, None, FEATURES))
+    made.set_weights([random(FEATURES, VOCABULARY, seed=2), random(VOCABULARY, seed=3)])
+    return made
+
+
+def model_of(made):
+    hidden, targets = keras.Input((SHAPE[1], FEATURES)), keras.Input((SHAPE[1],), dtype="int64")
+    return keras.Model([hidden, targets], made(hidden, targets))
+
+
+@pytest.mark.parametrize(("policy", "limit"), [("float32", 1e-6), ("mixed_float16", 5e-3), ("mixed_bfloat16", 4e-2)])
+def test_logits_losses_and_gradients_are_those_of_dense_and_keras_loss(policy, limit):
+    made = head(dtype=policy)
+    dense = keras.layers.Dense(VOCABULARY)
+    dense.build((None, None, FEATURES))
+    dense.set_weights(made.get_weights())
+    found, hidden = [], tf.constant(HIDDEN)
+    for layer in (made, dense):
+        variables = [v.value for v in layer.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch(hidden)
+            if layer is made:
+                losses = layer(hidden, TARGETS, training=True)
+                [loss] = layer.losses
+            else:
+                losses = keras.losses.sparse_categorical_crossentropy(TARGETS, layer(hidden), from_logits=True)
+                loss = tf.reduce_mean(losses)
+        found.append([layer(hidden), losses, loss, *tape.gradient(loss, [hidden, *variables])])
+    for given, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(tf.cast(given, "float32"), expected, rtol=0, atol=limit)
+
+
+def test_a_model_of_it_trains_and_is_saved(tmp_path):
+    model = model_of(head())
+    model.compile(keras.optimizers.SGD(1.0), jit_compile=True)
+    losses = model.fit([HIDDEN, TARGETS], epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict_on_batch([HIDDEN, TARGETS]), model.predict_on_batch([HIDDEN, TARGETS]))
+
+
+def test_shapes_and_dtypes_are_known_before_the_call():
+    made = head(dtype="mixed_float16")
+    hidden, targets = keras.Input((None, FEATURES)), keras.Input((None,), dtype="int64")
+    logits, losses = made(hidden), made(hidden, targets)
+    assert (logits.shape, logits.dtype) == ((None, None, VOCABULARY), "float16")
+    assert (losses.shape, losses.dtype) == ((None, None), "float32")
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_the_kernels_gradient_is_that_of_the_mean(policy, monkeypatch):
+    """With the kernel's loss computed by TensorFlow: what is checked is the scale around it."""
+
+    def scaled_loss(logits, bias, targets, vocabulary, scale):
+        scales.append(float(scale))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, tf.cast(logits, "float32") + bias)
+        return scale * tf.reduce_sum(losses), losses
+
+    scales = []
+    monkeypatch.setattr(softmax, "scaled_loss", scaled_loss)
+    monkeypatch.setattr(softmax, "pays", lambda *_: True)
+    gradients = []
+    for fused in (False, True):
+        made = head(fused=fused, dtype=policy)
+        with tf.GradientTape() as tape:
+            made(HIDDEN, TARGETS, training=True)
+            [loss] = made.losses
+        gradients.append([loss, *tape.gradient(loss, [v.value for v in made.trainable_variables])])
+    assert scales == [2.0**15 if policy == "mixed_float16" else pytest.approx(1 / 15)]
+    for given, expected in zip(*reversed(gradients), strict=True):
+        np.testing.assert_allclose(given, expected, rtol=0, atol=1e-6 if policy == "float32" else 5e-3)
+
+
+def test_the_kernel_is_not_asked_for_where_it_does_not_pay(monkeypatch):
+    with pytest.raises(ValueError, match=r"no NVIDIA GPU that TensorFlow sees"):
+        head(fused=True).runs_kernel(15)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
+    assert not head(fused=True).runs_kernel(15) and not head(fused=False).runs_kernel(15)
+    assert SoftmaxHead(10_000, fused=True).runs_kernel(4096) and not SoftmaxHead(10_000, fused=True).runs_kernel(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({"vocabulary": 0}, "vocabulary: 0 given"), ({"fused": 1}, "fused: 1 given")]
+)
+def test_a_bad_argument_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SoftmaxHead(**{"vocabulary": 3, **arguments})
