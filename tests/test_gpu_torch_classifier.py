@@ -20,7 +20,7 @@ IN_ONE_PROCESS_EACH = [
     (row, precision)
     for row, made in PEERS.items()
     for precision in ("fp32", "tf32", "fp16")
-    if row not in ROWS and precision in getattr(made, "made", getattr(made, "peer", None)).precisions
+    if row in rows.JAX | rows.KERAS and precision in made.precisions
 ]
 
 
