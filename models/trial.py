@@ -204,3 +204,150 @@ class LanguageModelTrial:
     def _batch_major(self, array: np.ndarray) -> np.ndarray:
         """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
         return array.swapaxes(0, 1) if self.time_major else array
+
+
+NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, behind the last one, behind every relu layer
+
+
+class ClassifierTrial:
+    """A classifier with a training loop of its own, as the proof needs it: the steps that `fit` times, on its own batches.
+
+    Attributes of a subclass:
+        stack: with from_canonical and to_canonical.
+        inputs, labels, batch_size: of the proof; its steps walk them in order.
+        rates: of dropout in the three places of NO_DROPOUT; 0: no dropout ops.
+        _dense_names: the canonical names of what is not the stack, in the order of the weights.
+    """
+
+    # -- of each framework ---------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Weights and optimizer as they were at the start; copies on the device."""
+        raise NotImplementedError
+
+    def timed_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of training on the first `count` batches, in order, with dropout."""
+        raise NotImplementedError
+
+    def numpy(self, tensor: Any) -> np.ndarray:
+        """A copy on the host."""
+        raise NotImplementedError
+
+    def _stage(self, x: np.ndarray, y: np.ndarray) -> Any:
+        """Put a data set where the steps gather from; ValueError for a size that is not whole batches, or has no room."""
+        raise NotImplementedError
+
+    def _batches(self, x: np.ndarray, y: np.ndarray) -> list:
+        """(x, y) of each batch on the device, the last batch with what is left."""
+        raise NotImplementedError
+
+    def _wait(self, data: Any, batches: list, count: int) -> None:
+        """Until all of it lies on the device, and what draws an order of `count` sequences is compiled."""
+        raise NotImplementedError
+
+    def _epoch(self, data: Any, count: int) -> tuple[float, float]:
+        """(mean loss, accuracy) of one pass in an order of its own; reading them waits for the device."""
+        raise NotImplementedError
+
+    def _evaluate(self, batches: list) -> int:
+        """Labels that are the likeliest class, over staged batches."""
+        raise NotImplementedError
+
+    def _set_rates(self, rates: tuple[float, float, float]) -> None:
+        """Of dropout, for all steps from now on."""
+        raise NotImplementedError
+
+    def _weights(self) -> Sequence:
+        """All weights now: the stack's, then kernel and bias of every dense layer; so is `_applied`."""
+        raise NotImplementedError
+
+    def _applied(self) -> Sequence:
+        """The gradients that the one step since `restore` applied."""
+        raise NotImplementedError
+
+    def _set_start(self, arrays: Sequence[np.ndarray]) -> None:
+        """Put the weights where `restore` finds them."""
+        raise NotImplementedError
+
+    # -- a whole training ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock: Any
+    ) -> dict[str, object]:
+        """Train on x [n, time, features] and y [n] in an order of its own every epoch, from the weights as they are.
+
+        Args:
+            validation: (x, y), whose accuracy is taken after every epoch, or None. Its last batch may be a smaller one.
+            clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
+
+        Returns:
+            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
+            counted during training, under dropout, as Keras counts it.
+
+        Raises:
+            ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
+        """
+        data = self._stage(x, y)
+        batches = self._batches(*validation) if validation else []
+        losses, accuracy = [], {}
+        self._wait(data, batches, len(x))
+        for epoch in range(epochs):
+            clock.begin()
+            loss, accuracy["acc"] = self._epoch(data, len(x))
+            clock.trained()  # the device is idle: its sums have been read
+            losses.append(loss)
+            if batches:
+                accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
+                clock.validated()
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
+            print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
+        return {"losses": losses, "accuracy": accuracy}
+
+    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
+        """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
+        rest = self.batch_size + len(validation[0]) % self.batch_size
+        self._evaluate(self._batches(*(array[-rest:] for array in validation)))
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """From now on `restore` loads these weights: the ones that a training starts from."""
+        self._set_start([*self.stack.from_canonical(weights), *(weights[name] for name in self._dense_names)])
+        self.restore()
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
+        """As `timed_steps`, with dropout off; `clock` is not told."""
+        with self.without_dropout():
+            return self.timed_steps(count)
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Context in which every dropout rate, a variable of the step, is 0."""
+        self._set_rates(NO_DROPOUT)
+        try:
+            yield
+        finally:
+            self._set_rates(self.rates)
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        return self._canonical(self._applied())
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self._weights())
+
+    def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
+        arrays, own = [self.numpy(tensor) for tensor in tensors], len(tensors) - len(self._dense_names)
+        return self.stack.to_canonical(arrays[:own]) | dict(zip(self._dense_names, arrays[own:], strict=True))
+
+    def _check_size(self, count: int, room: int) -> None:
+        if count % self.batch_size or count > room:
+            raise ValueError(
+                f"{count} sequences given, expected a multiple of the batch size {self.batch_size}, "
+                f"at most {room} (`capacity`)"
+            )

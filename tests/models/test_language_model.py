@@ -127,7 +127,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
         assert 0.1 < np.mean(ratio > 0) < 0.45
 
 
-# --- a whole training ---------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_lie_staged_as_int64():
