@@ -1,10 +1,16 @@
-"""What the language models of all frameworks have in common outside of their steps: names, means, dropout off. NumPy only."""
+"""What the networks of all frameworks have in common outside of their steps: what the proof asks of them, and whole trainings.
+
+NumPy only. A framework's class adds the network, its steps, and the hooks by which these methods read and move its tensors.
+"""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from models.reference.expected import SHOWN, upstream
 
 
 def arrays_of(stack: Any, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -41,3 +47,307 @@ def dropout_off(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_dropout_rate(rate)
+
+
+class LanguageModelTrial:
+    """A language model as the proof needs it: the same callables that are timed, on batches that lie on the device.
+
+    Attributes of a subclass:
+        stack: with units, from_canonical, to_canonical and stage_states.
+        batches: staged (tokens, targets) pairs.
+        states, initial_states: of the next step, and those that `restore` comes back to.
+        reduction, carry_states: as given to it.
+        has_dropout, dropout_rate: whether the timed steps draw dropout masks, and by which rate now.
+        time_major: whether its tensors are [time, batch, …].
+        _start: the weights that `restore` comes back to, the embedding first.
+    """
+
+    time_major = False
+
+    # -- of each framework ---------------------------------------------------------------------------------------------
+
+    def train(self, batch: Any) -> Any:
+        """One optimizer step; returns its loss (before the update), a device scalar."""
+        raise NotImplementedError
+
+    def forward(self, batch: Any) -> Any:
+        """Logits and loss with training=False; returns the loss, a device scalar."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Weights, optimizer and states as they were at the start; copies on the device."""
+        raise NotImplementedError
+
+    def set_dropout_rate(self, rate: float) -> None:
+        """For all steps from now on, by the same callable."""
+        raise NotImplementedError
+
+    def numpy(self, tensor: Any) -> np.ndarray:
+        """A copy on the host."""
+        raise NotImplementedError
+
+    def stacked(self, losses: Sequence) -> np.ndarray:
+        """Device scalars as one array [n] on the host, in one copy."""
+        raise NotImplementedError
+
+    def _staged(self, array: np.ndarray) -> Any:
+        """On the device in the compute dtype."""
+        raise NotImplementedError
+
+    def _pass(self, tokens: Any, targets: Any, states: Any) -> tuple:
+        """(loss, hidden, logits, final states) of a forward pass."""
+        raise NotImplementedError
+
+    def _run_stack(self, batch: tuple) -> Sequence:
+        """By what `stack_alone` times: mean(outputs²), the outputs, and the gradients by inputs and the stack's parameters."""
+        raise NotImplementedError
+
+    def _weights(self) -> Sequence:
+        """All weights now: embedding, the stack's, dense_0's kernel and bias; so is `_applied`."""
+        raise NotImplementedError
+
+    def _applied(self) -> Sequence:
+        """The gradients that the one step since `restore` applied."""
+        raise NotImplementedError
+
+    def _set_learning_rate(self, rate: float) -> None:
+        raise NotImplementedError
+
+    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence) -> None:
+        """Put both where `restore` finds them."""
+        raise NotImplementedError
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stack_batches(self) -> list[tuple]:
+        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
+        table, tokens = self.numpy(self._start[0]), [self.numpy(tokens) for tokens, _ in self.batches]
+        gradient = self._staged(self._batch_major(upstream((*self._batch_major(tokens[0]).shape, self.stack.units))))
+        return [(self._staged(table[ids]), gradient) for ids in tokens]
+
+    def stack_results(self) -> dict[str, np.ndarray]:
+        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
+        _, hidden, d_inputs, *gradients = (self.numpy(x) for x in self._run_stack(self.stack_batches[0]))
+        found = {"hidden": self._batch_major(hidden), "inputs": self._batch_major(d_inputs)}
+        return found | self.stack.to_canonical(gradients)
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
+        loss, hidden, logits = (self.numpy(x) for x in self._run_forward(self.batches[0]))
+        return {"loss": loss, "hidden": self._batch_major(hidden), "logits": self._batch_major(logits)[:SHOWN]}
+
+    def _run_forward(self, batch: tuple) -> Sequence:
+        """(loss, hidden, logits) by the callable that `forward` times."""
+        return self._pass(*batch, self.states)[:3]
+
+    def forward_losses(self, count: int) -> np.ndarray:
+        """Losses [count] of forward passes over the first batches."""
+        return np.array([self.numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
+
+    def train_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of that many training steps, with dropout off."""
+        with self.without_dropout():
+            return np.array([self.numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    def without_dropout(self) -> contextlib.AbstractContextManager:
+        """Context in which the dropout rate, a variable of the step, is 0."""
+        return dropout_off(self)
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        return self._canonical(self._applied())
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self._weights())
+
+    def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
+        return canonical_of(self.stack, [self.numpy(tensor) for tensor in tensors])
+
+    # -- a whole training ----------------------------------------------------------------------------------------------
+
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
+        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+        self._set_start(arrays_of(self.stack, weights), states)
+        self.restore()
+
+    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
+        """One pass over staged batches from the initial states; returns the mean loss per token."""
+        self._set_learning_rate(learning_rate)
+        self._restore_states()
+        return self._mean_loss(batches, [self.train(batch) for batch in batches])
+
+    def _restore_states(self) -> None:
+        self.states = self.initial_states
+
+    def evaluate(self, batches: Sequence, states: Sequence) -> float:
+        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
+        staged, losses = self.stack.stage_states(states), []
+        for tokens, targets in batches:
+            loss, _, _, staged = self._pass(tokens, targets, staged)
+            losses.append(loss)
+        return self._mean_loss(batches, losses)
+
+    def _mean_loss(self, batches: Sequence, losses: Sequence) -> float:
+        """Per token, each batch weighted by its steps."""
+        return mean_loss(self.stacked(losses), [tokens.shape[self._time_axis] for tokens, _ in batches], self.reduction)
+
+    @property
+    def _time_axis(self) -> int:
+        return 0 if self.time_major else 1
+
+    def _batch_major(self, array: np.ndarray) -> np.ndarray:
+        """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
+        return array.swapaxes(0, 1) if self.time_major else array
+
+
+NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, behind the last one, behind every relu layer
+
+
+class ClassifierTrial:
+    """A classifier with a training loop of its own, as the proof needs it: the steps that `fit` times, on its own batches.
+
+    Attributes of a subclass:
+        stack: with from_canonical and to_canonical.
+        inputs, labels, batch_size: of the proof; its steps walk them in order.
+        rates: of dropout in the three places of NO_DROPOUT; 0: no dropout ops.
+        _dense_names: the canonical names of what is not the stack, in the order of the weights.
+    """
+
+    # -- of each framework ---------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Weights and optimizer as they were at the start; copies on the device."""
+        raise NotImplementedError
+
+    def timed_steps(self, count: int) -> np.ndarray:
+        """Losses [count] of training on the first `count` batches, in order, with dropout."""
+        raise NotImplementedError
+
+    def numpy(self, tensor: Any) -> np.ndarray:
+        """A copy on the host."""
+        raise NotImplementedError
+
+    def _stage(self, x: np.ndarray, y: np.ndarray) -> Any:
+        """Put a data set where the steps gather from; ValueError for a size that is not whole batches, or has no room."""
+        raise NotImplementedError
+
+    def _batches(self, x: np.ndarray, y: np.ndarray) -> list:
+        """(x, y) of each batch on the device, the last batch with what is left."""
+        raise NotImplementedError
+
+    def _wait(self, data: Any, batches: list, count: int) -> None:
+        """Until all of it lies on the device, and what draws an order of `count` sequences is compiled."""
+        raise NotImplementedError
+
+    def _epoch(self, data: Any, count: int) -> tuple[float, float]:
+        """(mean loss, accuracy) of one pass in an order of its own; reading them waits for the device."""
+        raise NotImplementedError
+
+    def _evaluate(self, batches: list) -> int:
+        """Labels that are the likeliest class, over staged batches."""
+        raise NotImplementedError
+
+    def _set_rates(self, rates: tuple[float, float, float]) -> None:
+        """Of dropout, for all steps from now on."""
+        raise NotImplementedError
+
+    def _weights(self) -> Sequence:
+        """All weights now: the stack's, then kernel and bias of every dense layer; so is `_applied`."""
+        raise NotImplementedError
+
+    def _applied(self) -> Sequence:
+        """The gradients that the one step since `restore` applied."""
+        raise NotImplementedError
+
+    def _set_start(self, arrays: Sequence[np.ndarray]) -> None:
+        """Put the weights where `restore` finds them."""
+        raise NotImplementedError
+
+    # -- a whole training ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock: Any
+    ) -> dict[str, object]:
+        """Train on x [n, time, features] and y [n] in an order of its own every epoch, from the weights as they are.
+
+        Args:
+            validation: (x, y), whose accuracy is taken after every epoch, or None. Its last batch may be a smaller one.
+            clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
+
+        Returns:
+            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
+            counted during training, under dropout, as Keras counts it.
+
+        Raises:
+            ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
+        """
+        data = self._stage(x, y)
+        batches = self._batches(*validation) if validation else []
+        losses, accuracy = [], {}
+        self._wait(data, batches, len(x))
+        for epoch in range(epochs):
+            clock.begin()
+            loss, accuracy["acc"] = self._epoch(data, len(x))
+            clock.trained()  # the device is idle: its sums have been read
+            losses.append(loss)
+            if batches:
+                accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
+                clock.validated()
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
+            print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
+        return {"losses": losses, "accuracy": accuracy}
+
+    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
+        """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
+        rest = self.batch_size + len(validation[0]) % self.batch_size
+        self._evaluate(self._batches(*(array[-rest:] for array in validation)))
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """From now on `restore` loads these weights: the ones that a training starts from."""
+        self._set_start([*self.stack.from_canonical(weights), *(weights[name] for name in self._dense_names)])
+        self.restore()
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
+        """As `timed_steps`, with dropout off; `clock` is not told."""
+        with self.without_dropout():
+            return self.timed_steps(count)
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Context in which every dropout rate, a variable of the step, is 0."""
+        self._set_rates(NO_DROPOUT)
+        try:
+            yield
+        finally:
+            self._set_rates(self.rates)
+
+    def unproven(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        return self._canonical(self._applied())
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self._weights())
+
+    def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
+        arrays, own = [self.numpy(tensor) for tensor in tensors], len(tensors) - len(self._dense_names)
+        return self.stack.to_canonical(arrays[:own]) | dict(zip(self._dense_names, arrays[own:], strict=True))
+
+    def _check_size(self, count: int, room: int) -> None:
+        if count % self.batch_size or count > room:
+            raise ValueError(
+                f"{count} sequences given, expected a multiple of the batch size {self.batch_size}, "
+                f"at most {room} (`capacity`)"
+            )

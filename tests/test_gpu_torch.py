@@ -86,9 +86,7 @@ def test_batch_whose_embedding_gradient_is_sorted_is_captured():
     tokens = np.random.default_rng(5).integers(0, cases.VOCABULARY, (3, 2, batch_size, cases.STEPS))
     losses = [
         rows.PYTORCH[row]
-        .language_model(
-            start, states, [tuple(pair) for pair in tokens], ("Adam", 1e-3), precision="fp32", device="cuda:0"
-        )
+        .build(start, states, [tuple(pair) for pair in tokens], ("Adam", 1e-3), precision="fp32", device="cuda:0")
         .train_steps(3)
         for row in ("torch_lstm", "torch_lstm_graph")
     ]

@@ -20,7 +20,7 @@ IN_ONE_PROCESS_EACH = [
     (row, precision)
     for row, made in PEERS.items()
     for precision in ("fp32", "tf32", "fp16")
-    if row not in ROWS and precision in getattr(made, "made", getattr(made, "peer", None)).precisions
+    if row in rows.JAX | rows.KERAS and precision in made.precisions
 ]
 
 
@@ -37,7 +37,7 @@ def gpu():
 def trial_of(row: str, precision: str, dropout: float = 0.2, **options):
     """As mnist.py makes it, at the size of tests.cases."""
     torch.compiler.reset()
-    return PEERS[row].classifier(
+    return PEERS[row].build(
         *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(dropout, dropout / 2),
         dense_dropout=dropout, precision=precision, device="cuda:0", loss_scale=cases.LOSS_SCALE / 4, seed=1, **options,
     )  # fmt: skip

@@ -23,7 +23,6 @@ from models.jax.stacks import JaxStack, add_bias
 from models.weights.canonical import stack_size
 
 Array = jax.Array
-NO_DROPOUT = (0.0, 0.0, 0.0)
 
 
 class State(NamedTuple):
@@ -37,7 +36,7 @@ class State(NamedTuple):
     correct: Array  # labels that were the likeliest class
 
 
-class JaxClassifier:
+class JaxClassifier(trial.ClassifierTrial):
     """One callable for a training step and one for a forward pass; `fit` is a plain loop over both.
 
     Every dropout rate is an argument of the jitted step, so the proof runs the very executable that is timed.
@@ -68,7 +67,7 @@ class JaxClassifier:
         batch_size: int,
         optimizer: tuple[str, float, float],
         *,
-        rates: tuple[float, float, float] = NO_DROPOUT,
+        rates: tuple[float, float, float] = trial.NO_DROPOUT,
         loss_scale: float = 1.0,
         capacity: int | None = None,
         seed: int = 0,
@@ -93,42 +92,17 @@ class JaxClassifier:
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 
-    def fit(
-        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock
-    ) -> dict[str, object]:
-        """Train on x [n, time, features] and y [n] in an order of its own every epoch, from the weights as they are.
+    def _wait(self, data, batches, count):
+        jax.block_until_ready((data, batches, self._drawn_order(count)))
 
-        Args, returns and raises: as models.pytorch.classifier.TorchClassifier.fit.
-        """
-        data = self._stage(x, y)
-        batches = self._batches(*validation) if validation else []
-        losses, accuracy = [], {}
-        jax.block_until_ready((data, batches, self._drawn_order(len(x))))  # whose programs are compiled here
-        for epoch in range(epochs):
-            clock.begin()
-            loss, accuracy["acc"] = self._epoch(data, self._drawn_order(len(x)), len(x))
-            clock.trained()  # the device is idle: its sums have been read
-            losses.append(loss)
-            if batches:
-                accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
-                clock.validated()
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
-            print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
-        return {"losses": losses, "accuracy": accuracy}
-
-    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
-        """Compile before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
-        rest = self.batch_size + len(validation[0]) % self.batch_size
-        self._evaluate(self._batches(*(array[-rest:] for array in validation)))
-
-    def _epoch(self, data: tuple[Array, Array], order: Array, size: int) -> tuple[float, float]:
-        """(mean loss, accuracy) of one pass over `size` sequences of the data; reading them waits for the device."""
+    def _epoch(self, data, count):
+        order = self._drawn_order(count)
         self._begin()
-        steps = size // self.batch_size
+        steps = count // self.batch_size
         for _ in range(steps):
             _, self._state = self._train(self._state, self._rates, self._rate_and_decay, *data, order)
         loss, correct = jax.device_get((self._state.loss_sum, self._state.correct))
-        return float(loss) / steps, int(correct) / size
+        return float(loss) / steps, int(correct) / count
 
     def _drawn_order(self, size: int) -> Array:
         self._order_key, own = jax.random.split(self._order_key)
@@ -140,8 +114,7 @@ class JaxClassifier:
             position=jnp.zeros((), jnp.int32), loss_sum=jnp.zeros((), self.dtype), correct=jnp.zeros((), jnp.int32)
         )
 
-    def _evaluate(self, batches: Sequence[tuple[Array, Array]]) -> int:
-        """Labels that are the likeliest class, over staged batches."""
+    def _evaluate(self, batches):
         correct = jnp.zeros((), jnp.int32)
         for batch in batches:
             _, _, correct = self._forward(self._state.parameters, correct, *batch)
@@ -155,28 +128,13 @@ class JaxClassifier:
         sums = jnp.zeros((), jnp.int32), jnp.zeros((), self.dtype), jnp.zeros((), jnp.int32)
         self._state = State(parameters, self.optimizer.slots(parameters), jnp.copy(self._key), *sums)
 
-    def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """From now on `restore` loads these weights: the ones that a training starts from."""
-        arrays = [*self.stack.from_canonical(weights), *(weights[name] for name in self._dense_names)]
-        self._start = [jnp.array(array, self.dtype) for array in arrays]
-        self.restore()
-
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: logits and loss."""
         [batch] = self._batches(self.inputs[: self.batch_size], self.labels[: self.batch_size])
         loss, logits, _ = self._forward(self._state.parameters, jnp.zeros((), jnp.int32), *batch)
         return {"loss": np.asarray(loss), "logits": np.asarray(logits)}
 
-    def train_steps(self, count: int, clock=None) -> np.ndarray:
-        """Losses [count] of training on the first `count` batches, in order, with dropout off; `clock` is not told."""
-        self._set_rates(NO_DROPOUT)
-        try:
-            return self.timed_steps(count)
-        finally:
-            self._set_rates(self.rates)
-
     def timed_steps(self, count: int) -> np.ndarray:
-        """The same with dropout."""
         size, losses = count * self.batch_size, []
         data = self._stage(self.inputs[:size], self.labels[:size])
         order = self._filled(jnp.arange(size))
@@ -186,22 +144,18 @@ class JaxClassifier:
             losses.append(loss)
         return np.array(jax.device_get(losses))
 
-    def unproven(self) -> str:
-        """How the timed step differs from the one that the proof ran: not at all."""
-        return ""
-
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+    def _applied(self):
         rate = float(self._rate_and_decay[0])
-        return self._canonical(self.optimizer.applied(self._start, self._state.parameters, self._state.slots, rate))
+        return self.optimizer.applied(self._start, self._state.parameters, self._state.slots, rate)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self._state.parameters)
+    def _weights(self):
+        return self._state.parameters
 
-    def _canonical(self, arrays: Sequence[Array]) -> dict[str, np.ndarray]:
-        arrays, own = [np.array(array) for array in arrays], len(arrays) - len(self._dense_names)
-        return self.stack.to_canonical(arrays[:own]) | dict(zip(self._dense_names, arrays[own:], strict=True))
+    def numpy(self, tensor: Array) -> np.ndarray:
+        return np.array(tensor)
+
+    def _set_start(self, arrays):
+        self._start = [jnp.array(array, self.dtype) for array in arrays]
 
     def _set_rates(self, rates: tuple[float, float, float]) -> None:
         """Of dropout, as device scalars: a Python number would be copied there at every step."""
@@ -211,11 +165,7 @@ class JaxClassifier:
 
     def _stage(self, x: np.ndarray, y: np.ndarray) -> tuple[Array, Array]:
         """A data set that the steps gather from, filled up to the capacity, in the stack's order of axes and its dtype."""
-        if len(x) % self.batch_size or len(x) > self._room:
-            raise ValueError(
-                f"{len(x)} sequences given, expected a multiple of the batch size {self.batch_size}, "
-                f"at most {self._room} (`capacity`)"
-            )
+        self._check_size(len(x), self._room)
         inputs = self._filled(jnp.asarray(x, self.stack.dtype))
         return jnp.swapaxes(inputs, 0, self._batch_axis), self._filled(jnp.asarray(y, jnp.int32))
 

@@ -7,7 +7,6 @@ updates. A training
 step, optimizer included, is one jitted function, which is given weights and moments to overwrite (donated).
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -17,14 +16,13 @@ import numpy as np
 from models import trial
 from models.jax.optimizers import OPTIMIZERS
 from models.jax.stacks import JaxStack, add_bias
-from models.reference.expected import SHOWN, upstream
 from models.weights.canonical import stack_size
 
 Array = jax.Array
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
 
-class JaxLanguageModel:
+class JaxLanguageModel(trial.LanguageModelTrial):
     """One callable for a forward pass and one for a training step, both on batches that lie on the device.
 
     A time-major stack makes the whole network time-major. Learning rate and dropout rate are arguments of the jitted step, so the
@@ -61,7 +59,7 @@ class JaxLanguageModel:
         carry_states: bool = False,
         seed: int = 1,
     ) -> None:
-        self.stack = stack
+        self.stack, self.time_major = stack, stack.time_major
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
         self.dtype = jnp.dtype("float64" if stack.dtype == "float64" else "float32")  # of parameters, softmax and loss
         self.loss_scale = loss_scale if stack.dtype == "float16" else 1.0
@@ -102,51 +100,15 @@ class JaxLanguageModel:
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def stack_batches(self) -> list[tuple[Array, Array]]:
-        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
-        table = self._start[0].astype(self.stack.dtype)
-        batch_size, time_steps = self._batch_major(np.asarray(self.batches[0][0])).shape
-        gradient = self._batch_major(upstream((batch_size, time_steps, self.stack.units)))
-        gradient = jnp.asarray(gradient, self.stack.dtype)
-        return [(table[tokens], gradient) for tokens, _ in self.batches]
-
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, d_inputs, gradients = self._stack_alone(
-            self.parameters[1:-2], *self.stack_batches[0], self.initial_states
-        )
-        found = {name: self._batch_major(np.asarray(x)) for name, x in (("hidden", hidden), ("inputs", d_inputs))}
-        return found | self.stack.to_canonical([np.asarray(gradient) for gradient in gradients])
-
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device, since a step overwrites them."""
         self.parameters = [jnp.copy(array) for array in self._start]
         self.slots = self.optimizer.slots(self.parameters)
         self.states = self.initial_states
 
-    def outputs(self) -> dict[str, np.ndarray]:
-        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
-        loss, hidden, logits, _ = self._forward(self.parameters, *self.batches[0], self.states)
-        hidden, logits = (self._batch_major(np.asarray(x)) for x in (hidden, logits))
-        return {"loss": np.asarray(loss), "hidden": hidden, "logits": logits[:SHOWN]}
-
-    def forward_losses(self, count: int) -> np.ndarray:
-        """Losses [count] of forward passes over the first batches."""
-        return np.array([np.asarray(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
-
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off."""
-        with self.without_dropout():
-            return np.array([np.asarray(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
-
     def unproven(self) -> str:
         """Why the timed step may be another than the proven one: it was traced more than once; "" where it was not."""
         return "" if self._traces == 1 else f"the training step was traced {self._traces} times, expected once"
-
-    def without_dropout(self):
-        """Context in which the dropout rate, an argument of the step, is 0."""
-        return trial.dropout_off(self)
 
     def set_dropout_rate(self, rate: float) -> None:
         """For all steps from now on, by the same executable."""
@@ -157,58 +119,40 @@ class JaxLanguageModel:
         self.learning_rate, self.dropout_rate = learning_rate, dropout_rate
         self._rates = tuple(jnp.asarray(rate, self.dtype) for rate in (learning_rate, dropout_rate))
 
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
-        return self._canonical(self.optimizer.applied(self._start, self.parameters, self.slots, self.learning_rate))
+    def _applied(self):
+        return self.optimizer.applied(self._start, self.parameters, self.slots, self.learning_rate)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self.parameters)
+    def _weights(self):
+        return self.parameters
 
-    def _canonical(self, arrays: Sequence[Array]) -> dict[str, np.ndarray]:
-        return trial.canonical_of(self.stack, [np.array(array) for array in arrays])
+    def numpy(self, tensor: Array) -> np.ndarray:
+        return np.array(tensor)
 
-    # -- a whole training ----------------------------------------------------------------------------------------------
+    def stacked(self, losses: Sequence[Array]) -> np.ndarray:
+        return np.asarray(jnp.stack(losses))
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = trial.arrays_of(self.stack, weights)
+    def _staged(self, array):
+        return jnp.asarray(array, self.stack.dtype)
+
+    def _pass(self, tokens, targets, states):
+        return self._forward(self.parameters, tokens, targets, states)
+
+    def _run_stack(self, batch):
+        loss, outputs, d_inputs, gradients = self._stack_alone(self.parameters[1:-2], *batch, self.initial_states)
+        return [loss, outputs, d_inputs, *gradients]
+
+    def _set_learning_rate(self, rate):
+        self.set_rates(rate, self.dropout_rate)
+
+    def _set_start(self, arrays, states):
         self._start = [jnp.array(array, self.dtype) for array in arrays]
         self.initial_states = self.stack.stage_states(states)
-        self.restore()
-
-    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
-        """One pass over staged batches from the initial states; returns the mean loss per token."""
-        self.set_rates(learning_rate, self.dropout_rate)
-        self.states = self.initial_states
-        return self._mean_loss(batches, [self.train(batch) for batch in batches])
-
-    def evaluate(self, batches: Sequence, states: Sequence) -> float:
-        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
-        staged, losses = self.stack.stage_states(states), []
-        for tokens, targets in batches:
-            loss, _, _, staged = self._forward(self.parameters, tokens, targets, staged)
-            losses.append(loss)
-        return self._mean_loss(batches, losses)
-
-    def _mean_loss(self, batches, losses) -> float:
-        """Per token, each batch weighted by its steps."""
-        steps = [tokens.shape[self._time_axis] for tokens, _ in batches]
-        return trial.mean_loss(np.asarray(jnp.stack(losses)), steps, self.reduction)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[Array, Array]:
         """Put one batch, given as [batch, time], on the device."""
         return tuple(jnp.asarray(self._batch_major(ids), jnp.int32) for ids in (tokens, targets))
-
-    @property
-    def _time_axis(self) -> int:
-        return 0 if self.stack.time_major else 1
-
-    def _batch_major(self, array: np.ndarray) -> np.ndarray:
-        """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
-        return array.swapaxes(0, 1) if self.stack.time_major else array
 
     def _network(self, parameters, tokens, targets, states, dropout=None):
         """(loss, hidden, logits, final states). Shapes are a batch-major stack's; a time-major one has time first."""

@@ -7,7 +7,6 @@ runs eagerly with zero_grad, backward and optimizer.apply, as Keras' guides for 
 those of models/tf/language_model.py. KERAS_BACKEND has to be set before Keras is imported, so before this module is.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -15,7 +14,6 @@ import numpy as np
 from keras import ops
 
 from models import trial
-from models.reference.expected import SHOWN, upstream
 from models.weights import layouts
 from models.weights.canonical import stack_size
 
@@ -23,7 +21,29 @@ POLICIES = {"float32": "float32", "float64": "float64", "float16": "mixed_float1
 OPTIMIZERS = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
 
 
-class KerasLanguageModel:
+class _Layers:
+    """The LSTM layers' weights as Keras holds them: kernel, recurrent kernel and bias of each layer."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+        self.dtype = dtype
+        self.num_layers, _ = stack_size(weights)
+        self.units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
+
+    def from_canonical(self, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return [array for layer in range(self.num_layers) for array in layouts.to_keras(weights, layer)]
+
+    def to_canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        canonical = {}
+        for layer in range(self.num_layers):
+            canonical |= layouts.from_keras(arrays[3 * layer : 3 * layer + 3], layer)
+        return canonical
+
+    def stage_states(self, states: Sequence) -> list:
+        """h and c of every layer in turn, each [batch, units]."""
+        return [_tensor(state, self.dtype) for layer in states for state in layer[0]]
+
+
+class KerasLanguageModel(trial.LanguageModelTrial):
     """What the backends have in common. models.keras.build.language_model makes the one of a backend.
 
     Args:
@@ -55,8 +75,7 @@ class KerasLanguageModel:
         self.dtype, self.reduction, self.carry_states = dtype, reduction, carry_states
         self.wide = "float64" if dtype == "float64" else "float32"  # of variables, softmax and loss
         self.loss_scale = loss_scale if dtype == "float16" else 1.0
-        self.num_layers, _ = stack_size(weights)
-        self.units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
+        self.stack = _Layers(weights, dtype)
         self.dropout_rate, self.has_dropout = 1.0 - keep_prob, keep_prob < 1
         self.model, self.stack_model = self._build(weights, use_cudnn)
         kind, rate = optimizer
@@ -70,12 +89,16 @@ class KerasLanguageModel:
         policy = POLICIES[self.dtype]
         vocabulary, embedding = weights["embedding"].shape
         tokens = keras.Input((None,), dtype="int32")
-        states = [keras.Input((self.units,), dtype=self.dtype) for _ in range(2 * self.num_layers)]
+        states = [keras.Input((self.stack.units,), dtype=self.dtype) for _ in range(2 * self.stack.num_layers)]
         lstms = [
-            keras.layers.LSTM(self.units, return_sequences=True, return_state=True, use_cudnn=use_cudnn, dtype=policy)
-            for _ in range(self.num_layers)
+            keras.layers.LSTM(
+                self.stack.units, return_sequences=True, return_state=True, use_cudnn=use_cudnn, dtype=policy
+            )
+            for _ in range(self.stack.num_layers)
         ]
-        self.dropouts = [self._dropout_layer(policy) for _ in range(self.num_layers + 1)] if self.has_dropout else []
+        self.dropouts = (
+            [self._dropout_layer(policy) for _ in range(self.stack.num_layers + 1)] if self.has_dropout else []
+        )
 
         def stack(inputs, dropouts):
             finals = []
@@ -137,124 +160,49 @@ class KerasLanguageModel:
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def stack_batches(self) -> list[tuple]:
-        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
-        table = _numpy(self._start[0])
-        gradient = self._tensor(upstream((*self.batches[0][0].shape, self.units)), self.dtype)
-        return [(self._tensor(table[_numpy(tokens)], self.dtype), gradient) for tokens, _ in self.batches]
-
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, gradients = self._stack_alone(*self.stack_batches[0], self.initial_states)
-        d_inputs, *others = map(_numpy, gradients)
-        return {"hidden": _numpy(hidden), "inputs": d_inputs} | self._canonical_stack(others)
-
-    def restore(self) -> None:
-        """Weights, optimizer and states as they were at the start; copies on the device."""
-        raise NotImplementedError
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
-        loss, hidden, logits, _ = self._forward(*self.batches[0], self.states)
-        return {"loss": _numpy(loss), "hidden": _numpy(hidden), "logits": _numpy(logits)[:SHOWN]}
-
-    def forward_losses(self, count: int) -> np.ndarray:
-        """Losses [count] of forward passes over the first batches."""
-        return np.array([_numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
-
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off."""
-        with self.without_dropout():
-            return np.array([_numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
-
-    def unproven(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
-        return ""
-
-    def without_dropout(self):
-        """Context in which the dropout rate is 0."""
-        return trial.dropout_off(self)
-
-    def set_dropout_rate(self, rate: float) -> None:
-        """For all steps from now on, by the same callable."""
-        raise NotImplementedError
-
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied, as in models/tf/language_model.py."""
+    def _applied(self):
         if isinstance(self.optimizer, keras.optimizers.Adam):
-            moments = [self._value_of(m) for m in self.optimizer._momentums]
-            return self._canonical([m / (1.0 - self.optimizer.beta_1) for m in moments])
+            return [self._value_of(m) / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
         rate = float(self._value_of(self.optimizer._learning_rate))
-        now = [self._value_of(v) for v in self.model.trainable_variables]
-        return self._canonical([(_numpy(start) - w) / rate for start, w in zip(self._start, now, strict=True)])
+        return [(_numpy(start) - now) / rate for start, now in zip(self._start, self._weights(), strict=True)]
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical([self._value_of(v) for v in self.model.trainable_variables])
+    def _weights(self):
+        return [self._value_of(v) for v in self.model.trainable_variables]
 
     def _value_of(self, variable: keras.Variable) -> np.ndarray:
         """What a variable of the model or the optimizer holds now."""
         raise NotImplementedError
 
-    def _canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        embedding, *stack, kernel, bias = arrays
-        return {
-            "embedding": embedding,
-            **self._canonical_stack(stack),
-            "dense_0/kernel": kernel,
-            "dense_0/bias": bias,
-        }
-
-    def _canonical_stack(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        canonical = {}
-        for layer in range(self.num_layers):
-            canonical |= layouts.from_keras(arrays[3 * layer : 3 * layer + 3], layer)
-        return canonical
-
-    # -- a whole training ----------------------------------------------------------------------------------------------
-
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        stack = [array for layer in range(self.num_layers) for array in layouts.to_keras(weights, layer)]
-        arrays = [weights["embedding"], *stack, weights["dense_0/kernel"], weights["dense_0/bias"]]
-        self._start = [self._tensor(array, self.wide) for array in arrays]
-        self.initial_states = self._stage_states(states)
-        self.restore()
-
-    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
-        """One pass over staged batches from the initial states; returns the mean loss per token."""
-        self._set(self.optimizer._learning_rate, learning_rate)
-        self.states = self.initial_states
-        return self._mean_loss(batches, [self.train(batch) for batch in batches])
-
-    def evaluate(self, batches: Sequence, states: Sequence) -> float:
-        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
-        staged, losses = self._stage_states(states), []
-        for tokens, targets in batches:
-            loss, _, _, staged = self._forward(tokens, targets, staged)
-            losses.append(loss)
-        return self._mean_loss(batches, losses)
-
     def _set(self, variable: keras.Variable, value: float) -> None:
         """Give a scalar variable of the model or the optimizer another value."""
         raise NotImplementedError
 
-    def _mean_loss(self, batches, losses) -> float:
-        """Per token, each batch weighted by its steps."""
-        steps = [tokens.shape[1] for tokens, _ in batches]
-        return trial.mean_loss(_numpy(ops.stack(losses)), steps, self.reduction)
+    def _set_learning_rate(self, rate):
+        self._set(self.optimizer._learning_rate, rate)
+
+    def _set_start(self, arrays, states):
+        self._start = [_tensor(array, self.wide) for array in arrays]
+        self.initial_states = self.stack.stage_states(states)
+
+    def numpy(self, tensor) -> np.ndarray:
+        return _numpy(tensor)
+
+    def stacked(self, losses: Sequence) -> np.ndarray:
+        return _numpy(ops.stack(losses))
+
+    def _staged(self, array):
+        return _tensor(array, self.dtype)
+
+    def _pass(self, tokens, targets, states):
+        return self._forward(tokens, targets, states)
+
+    def _run_stack(self, batch):
+        loss, outputs, gradients = self._stack_alone(*batch, self.initial_states)
+        return [loss, outputs, *gradients]
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple:
         """Put one batch [batch, time] on the device."""
-        return tuple(self._tensor(ids, "int32") for ids in (tokens, targets))
-
-    def _stage_states(self, states: Sequence) -> list:
-        """h and c of every layer in turn, each [batch, units]."""
-        return [self._tensor(state, self.dtype) for layer in states for state in layer[0]]
-
-    def _tensor(self, array: np.ndarray, dtype: str):
-        return ops.convert_to_tensor(np.array(array), dtype)
+        return tuple(_tensor(ids, "int32") for ids in (tokens, targets))
 
 
 class JaxKerasLanguageModel(KerasLanguageModel):
@@ -343,7 +291,7 @@ class JaxKerasLanguageModel(KerasLanguageModel):
 
     def _set(self, variable, value):
         group, k = self._position(variable)
-        self._values[group][k] = self._tensor(np.asarray(value), variable.dtype)
+        self._values[group][k] = _tensor(np.asarray(value), variable.dtype)
 
 
 class TorchKerasLanguageModel(KerasLanguageModel):
@@ -419,3 +367,7 @@ class VariableDropout(keras.layers.Layer):
 
 def _numpy(tensor) -> np.ndarray:
     return np.array(ops.convert_to_numpy(tensor))
+
+
+def _tensor(array: np.ndarray, dtype: str):
+    return ops.convert_to_tensor(np.array(array), dtype)

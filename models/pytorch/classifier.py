@@ -8,7 +8,6 @@ The whole data set lies on the device, every epoch draws its order there, and a 
 best, where Keras' `fit` feeds every batch from the host. Nothing waits for the device but the end of an epoch.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,10 +25,8 @@ from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
 from models.weights.canonical import stack_size, zero_states
 
-NO_DROPOUT = (0.0, 0.0, 0.0)
 
-
-class TorchClassifier:
+class TorchClassifier(trial.ClassifierTrial):
     """One callable for a training step and one for a forward pass; `fit` is a plain loop over both.
 
     Args:
@@ -62,7 +59,7 @@ class TorchClassifier:
         batch_size: int,
         optimizer: tuple[str, float, float],
         *,
-        rates: tuple[float, float, float] = NO_DROPOUT,
+        rates: tuple[float, float, float] = trial.NO_DROPOUT,
         loss_scale: float = 1.0,
         capacity: int | None = None,
         seed: int = 0,
@@ -101,53 +98,15 @@ class TorchClassifier:
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 
-    def fit(
-        self, x: np.ndarray, y: np.ndarray, epochs: int, validation: tuple[np.ndarray, np.ndarray] | None, clock
-    ) -> dict[str, object]:
-        """Train on x [n, time, features] and y [n] in an order of its own every epoch, from the weights as they are.
-
-        Args:
-            validation: (x, y), whose accuracy is taken after every epoch, or None. Its last batch may be a smaller one.
-            clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
-
-        Returns:
-            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
-            counted during training, under dropout, as Keras counts it.
-
-        Raises:
-            ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
-        """
-        self._stage(x, y)
-        batches = self._batches(*validation) if validation else []
-        losses, accuracy = [], {}
-        self._wait()
-        for epoch in range(epochs):
-            clock.begin()
-            loss, accuracy["acc"] = self._epoch(torch.randperm(len(x), device=self.device))
-            clock.trained()  # the device is idle: its sums have been read
-            losses.append(loss)
-            if batches:
-                accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
-                clock.validated()
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
-            print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
-        return {"losses": losses, "accuracy": accuracy}
-
-    def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
-        """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
-        rest = self.batch_size + len(validation[0]) % self.batch_size
-        self._evaluate(self._batches(*(array[-rest:] for array in validation)))
-
-    def _epoch(self, order: Tensor) -> tuple[float, float]:
-        """(mean loss, accuracy) of one pass over the staged data in that order; reading them waits for the device."""
+    def _epoch(self, data, count):
+        order = torch.randperm(count, device=self.device)
         self._loss_sum.zero_(), self._correct.zero_()
         for index in order.split(self.batch_size):
             self._train(index)
         loss, correct = torch.stack((self._loss_sum, self._correct)).tolist()
         return loss / (len(order) // self.batch_size), correct / len(order)
 
-    def _evaluate(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Labels that are the likeliest class, over staged batches."""
+    def _evaluate(self, batches):
         self._correct.zero_()
         for batch in batches:
             self._correct.add_(self._forward(batch)[1])
@@ -172,75 +131,47 @@ class TorchClassifier:
             self._round_parameters()
         self.optimizer.reset()
 
-    def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """From now on `restore` loads these weights: the ones that a training starts from."""
-        arrays = [*self.stack.from_canonical(weights), *(weights[name] for name in self._dense_names)]
-        for start, array in zip(self._start, arrays, strict=True):
-            start.copy_(torch.from_numpy(array))
-        self.restore()
-
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: logits and loss."""
         batch = self._batches(self.inputs[: self.batch_size], self.labels[: self.batch_size])[0]
         loss, _, logits = self._forward(batch)
-        return {"loss": _numpy(loss), "logits": _numpy(logits)}
-
-    def train_steps(self, count: int, clock=None) -> np.ndarray:
-        """Losses [count] of training on the first `count` batches, in order, with dropout off; `clock` is not told."""
-        with self.without_dropout():
-            return self.timed_steps(count)
+        return {"loss": self.numpy(loss), "logits": self.numpy(logits)}
 
     def timed_steps(self, count: int) -> np.ndarray:
-        """The same with dropout."""
         size = count * self.batch_size
         self._stage(self.inputs[:size], self.labels[:size])
         order = torch.arange(size, device=self.device)
-        return np.array([_numpy(self._train(index)) for index in order.split(self.batch_size)])
-
-    @contextlib.contextmanager
-    def without_dropout(self):
-        """Context in which every dropout rate, a variable of the step, is 0."""
-        self._set_rates(NO_DROPOUT)
-        try:
-            yield
-        finally:
-            self._set_rates(self.rates)
+        return np.array([self.numpy(self._train(index)) for index in order.split(self.batch_size)])
 
     def _set_rates(self, rates: tuple[float, float, float]) -> None:
         self._rates = rates
         for tensor, rate in zip(self._rate_tensors, rates, strict=True):
             tensor.fill_(rate)
 
-    def unproven(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
-        return ""
-
     @property
     def traces(self) -> int:
         return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.stack.compiled else 0
 
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+    def _applied(self):
         with torch.no_grad():
-            return self._canonical(self.optimizer.applied(self._start))
+            return self.optimizer.applied(self._start)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self.masters)
+    def _weights(self):
+        return self.masters
 
-    def _canonical(self, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        arrays, own = [_numpy(tensor) for tensor in tensors], len(self.stack.parameters)
-        return self.stack.to_canonical(arrays[:own]) | dict(zip(self._dense_names, arrays[own:], strict=True))
+    def numpy(self, tensor: Tensor) -> np.ndarray:
+        return tensor.detach().cpu().numpy().copy()
+
+    def _set_start(self, arrays):
+        for start, array in zip(self._start, arrays, strict=True):
+            start.copy_(torch.from_numpy(array))
 
     # -- data on the device --------------------------------------------------------------------------------------------
 
     def _stage(self, x: np.ndarray, y: np.ndarray) -> None:
         """Copy a data set into the tensors that the steps gather from, time first, in the compute dtype."""
-        n, room = len(x), len(self._y)
-        if n % self.batch_size or n > room:
-            raise ValueError(
-                f"{n} sequences given, expected a multiple of the batch size {self.batch_size}, at most {room} (`capacity`)"
-            )
+        n = len(x)
+        self._check_size(n, len(self._y))
         self._x[:, :n].copy_(torch.from_numpy(x).to(self.device).transpose(0, 1))
         self._y[:n].copy_(torch.from_numpy(np.int64(y)))
 
@@ -250,7 +181,7 @@ class TorchClassifier:
         labels = torch.from_numpy(np.int64(y)).to(self.device).split(self.batch_size)
         return [(part.transpose(0, 1).contiguous(), own) for part, own in zip(inputs, labels, strict=True)]
 
-    def _wait(self) -> None:
+    def _wait(self, data, batches, count):
         if self._x.is_cuda:
             torch.cuda.synchronize()
 
@@ -417,7 +348,3 @@ def build(
     kind = CapturedClassifier if captured and device != "cpu" else TorchClassifier
     rates = (*trial.rates_of_stack(lstm_dropout, layers), dense_dropout)
     return kind(made, weights, inputs, labels, batch_size, optimizer, rates=rates, **options)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()

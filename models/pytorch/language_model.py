@@ -20,13 +20,12 @@ from models.pytorch.difference import ops_of, step_difference
 from models.pytorch.graph import captured
 from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
-from models.reference.expected import SHOWN, upstream
 from models.weights.canonical import stack_size
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
 
-class TorchLanguageModel:
+class TorchLanguageModel(trial.LanguageModelTrial):
     """One callable for a forward pass and one for a training step, both on batches that lie on the device.
 
     Args:
@@ -50,6 +49,7 @@ class TorchLanguageModel:
             master in every precision: its rows are cast once they are gathered.
     """
 
+    time_major = True
     _captured = False
 
     def __init__(
@@ -123,21 +123,6 @@ class TorchLanguageModel:
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def stack_batches(self) -> list[tuple[Tensor, Tensor]]:
-        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
-        time_steps, batch_size = self.batches[0][0].shape
-        gradient = upstream((batch_size, time_steps, self.stack.units)).swapaxes(0, 1).copy()
-        gradient = torch.tensor(gradient, dtype=self.dtype, device=self.device)
-        table = self._start[0].to(self.dtype)
-        return [(functional.embedding(tokens, table), gradient) for tokens, _ in self.batches]
-
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, d_inputs, *gradients = (_numpy(x) for x in self._run_stack(self.stack_batches[0]))
-        found = {"hidden": hidden.swapaxes(0, 1), "inputs": d_inputs.swapaxes(0, 1)}
-        return found | self.stack.to_canonical(gradients)
-
     def _run_stack(self, batch) -> list[Tensor]:
         """mean(outputs²), the outputs, and the gradients by the inputs and the stack's parameters."""
         return self._stack_step(*batch)
@@ -150,81 +135,38 @@ class TorchLanguageModel:
         self.optimizer.reset()
         self._restore_states()
 
-    def _restore_states(self) -> None:
-        self.states = self.initial_states
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
-        loss, hidden, logits = (_numpy(x) for x in self._run_forward(self.batches[0]))
-        return {"loss": loss, "hidden": hidden.swapaxes(0, 1), "logits": logits.swapaxes(0, 1)[:SHOWN]}
-
-    def _run_forward(self, batch) -> tuple[Tensor, Tensor, Tensor]:
-        """(loss, hidden, logits) by the callable that `forward` times."""
-        return self._forward_step(*batch, self.states)[:3]
-
-    def forward_losses(self, count: int) -> np.ndarray:
-        """Losses [count] of forward passes over the first batches."""
-        return np.array([_numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
-
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off."""
-        with self.without_dropout():
-            return np.array([_numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
-
-    def unproven(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
-        return ""
-
-    def without_dropout(self):
-        """Context in which the dropout rate, a variable of the step, is 0."""
-        return trial.dropout_off(self)
-
     def set_dropout_rate(self, rate: float) -> None:
         self.dropout_rate = rate
         if self._rate is not None:
             self._rate.fill_(rate)
 
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+    def _applied(self):
         with torch.no_grad():
-            return self._canonical(self.optimizer.applied(self._start))
+            return self.optimizer.applied(self._start)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self.masters)
+    def _weights(self):
+        return self.masters
 
-    def _canonical(self, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        return trial.canonical_of(self.stack, [_numpy(tensor) for tensor in tensors])
+    def numpy(self, tensor: Tensor) -> np.ndarray:
+        return tensor.detach().cpu().numpy().copy()
 
-    # -- a whole training ----------------------------------------------------------------------------------------------
+    def stacked(self, losses: Sequence[Tensor]) -> np.ndarray:
+        return self.numpy(torch.stack(losses))
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = trial.arrays_of(self.stack, weights)
+    def _staged(self, array):
+        return torch.tensor(np.ascontiguousarray(array), dtype=self.dtype, device=self.device)
+
+    def _pass(self, tokens, targets, states):
+        return self._forward_step(tokens, targets, states)
+
+    def _set_learning_rate(self, rate):
+        self.optimizer.learning_rate = rate
+
+    def _set_start(self, arrays, states):
         with torch.no_grad():  # in place: a CUDA graph knows both by their addresses
             for start, array in zip(self._start, arrays, strict=True):
                 start.copy_(torch.from_numpy(array))
             torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
-        self.restore()
-
-    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
-        """One pass over staged batches from the initial states; returns the mean loss per token."""
-        self.optimizer.learning_rate = learning_rate
-        self._restore_states()
-        return self._mean_loss(batches, [self.train(batch) for batch in batches])
-
-    def evaluate(self, batches: Sequence, states: Sequence) -> float:
-        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
-        staged, losses = self.stack.stage_states(states), []
-        for tokens, targets in batches:
-            loss, _, _, staged = self._forward_step(tokens, targets, staged)
-            losses.append(loss)
-        return self._mean_loss(batches, losses)
-
-    def _mean_loss(self, batches, losses) -> float:
-        """Per token, each batch weighted by its steps."""
-        steps = [len(tokens) for tokens, _ in batches]
-        return trial.mean_loss(_numpy(torch.stack(losses)), steps, self.reduction)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
@@ -426,7 +368,3 @@ def build(
     made = stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], device)
     kind = CapturedLanguageModel if captured and device != "cpu" else TorchLanguageModel
     return kind(made, weights, states, batches, optimizer, **options)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from models import trial
 from models.cudnn.graph_difference import graph_difference
-from models.reference.expected import SHOWN, upstream
 from models.tf.stack import Stack
 from models.wavefront import softmax
 from models.wavefront.softmax_head import SoftmaxHead
@@ -25,7 +24,7 @@ from models.weights.canonical import stack_size
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
 
 
-class LanguageModel:
+class LanguageModel(trial.LanguageModelTrial):
     """One callable for a forward pass and one for a training step, both on batches that lie on the device.
 
     A time-major stack makes the whole network time-major: its batches are staged as [time, batch].
@@ -87,7 +86,8 @@ class LanguageModel:
             self.bias = keras.Variable(weights["dense_0/bias"], dtype=dtype)
         self.variables = [self.embedding, *stack.variables, self.kernel, self.bias]
         self.loss_scale = loss_scale if stack.dtype == "float16" else 1.0
-        self.dropout_rate = tf.Variable(1.0 - keep_prob, dtype=tf.float32, trainable=False) if keep_prob < 1 else None
+        self.has_dropout, self.dropout_rate, self.time_major = keep_prob < 1, 1.0 - keep_prob, stack.time_major
+        self._rate = tf.Variable(self.dropout_rate, dtype=tf.float32, trainable=False)
         optimizer.build(self.variables)
         self.batches = [self.stage(*batch) for batch in batches]
         self.initial_states = self.stack.stage_states(states)
@@ -139,21 +139,6 @@ class LanguageModel:
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def stack_batches(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """What `stack_alone` is timed on: the embedded tokens of every batch by the start's embedding, and `upstream`."""
-        table = tf.cast(self._start[0], self.stack.dtype)
-        shape = (*self.batches[0][0].shape, self.stack.units)
-        batch_major = (shape[1], shape[0], shape[2]) if self.stack.time_major else shape
-        gradient = tf.identity(tf.constant(self._batch_major(upstream(batch_major)), self.stack.dtype))
-        return [(tf.gather(table, tokens), gradient) for tokens, _ in self.batches]
-
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, (d_inputs, *gradients) = self._stack(*self.stack_batches[0], self.initial_states)
-        found = {"hidden": self._batch_major(hidden.numpy()), "inputs": self._batch_major(d_inputs.numpy())}
-        return found | self.stack.to_canonical([g.numpy() for g in gradients])
-
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""
         for variable, start in zip((*self.variables, *self.optimizer.variables), self._start, strict=True):
@@ -161,21 +146,15 @@ class LanguageModel:
         self.states = self.initial_states
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
-        loss, hidden, logits, _ = self._forward(*self.batches[0], self.states)
-        hidden, logits = (self._batch_major(x.numpy()) for x in (hidden, logits))
-        return {"loss": loss.numpy(), "hidden": hidden, "logits": logits[:SHOWN, :, : self.bias.shape[0]]}
-
-    def forward_losses(self, count: int) -> np.ndarray:
-        """Losses [count] of forward passes over the first batches."""
-        return np.array([self.forward(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+        """As of LanguageModelTrial, without the words that jit_compile adds."""
+        found = super().outputs()
+        return found | {"logits": found["logits"][..., : self.bias.shape[0]]}
 
     def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off; the same graph unless the stack has its own."""
+        """As of LanguageModelTrial; the same graph unless the stack has its own dropout."""
         timed, self._train = self._train, self._train_without_dropout or self._train
         try:
-            with self.without_dropout():
-                return np.array([self.train(self.batches[k % len(self.batches)]).numpy() for k in range(count)])
+            return super().train_steps(count)
         finally:
             self._train = timed
 
@@ -190,63 +169,43 @@ class LanguageModel:
         graphs = [step.get_concrete_function(*self.batches[0], self.states).graph.as_graph_def() for step in steps]
         return graph_difference(*graphs)
 
-    @property
-    def has_dropout(self) -> bool:
-        """Whether the timed steps draw dropout masks."""
-        return self.dropout_rate is not None
+    def set_dropout_rate(self, rate: float) -> None:
+        self.dropout_rate = rate
+        self._rate.assign(rate)
 
-    def without_dropout(self):
-        """Context in which the dropout rate, a variable of the graph, is 0."""
-        return _Rate(self.dropout_rate)
-
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied.
-
-        Adam's first moment is (1 − β₁) g after one step; SGD moved every weight by −learning_rate · g.
-        """
+    def _applied(self):
+        """Adam's first moment is (1 − β₁) g after one step; SGD moved every weight by −learning_rate · g."""
         if isinstance(self.optimizer, keras.optimizers.Adam):
-            gradients = [m.numpy() / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
-        else:
-            rate = float(self.optimizer.learning_rate)
-            starts = self._start[: len(self.variables)]
-            moved = [s.numpy() - v.numpy() for s, v in zip(starts, self.variables, strict=True)]
-            gradients = [change / rate for change in moved]
-        return self._canonical(gradients)
+            return [m.value / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
+        rate = float(self.optimizer.learning_rate)
+        starts = self._start[: len(self.variables)]
+        return [(start - v.value) / rate for start, v in zip(starts, self.variables, strict=True)]
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical([v.numpy() for v in self.variables])
+    def _weights(self):
+        return [v.value for v in self.variables]
 
-    def _canonical(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        return trial.canonical_of(self.stack, arrays)
+    def numpy(self, tensor: tf.Tensor) -> np.ndarray:
+        return tensor.numpy()
 
-    # -- a whole training ----------------------------------------------------------------------------------------------
+    def stacked(self, losses: Sequence) -> np.ndarray:
+        return tf.stack(losses).numpy()
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
-        arrays = trial.arrays_of(self.stack, weights)
-        self._start[: len(arrays)] = [tf.constant(array, tf.float32) for array in arrays]
+    def _staged(self, array):
+        return tf.identity(tf.constant(array, self.stack.dtype))
+
+    def _pass(self, tokens, targets, states):
+        return self._forward(tokens, targets, states)
+
+    def _run_stack(self, batch):
+        loss, outputs, gradients = self._stack(*batch, self.initial_states)
+        return [loss, outputs, *gradients]
+
+    def _set_learning_rate(self, rate):
+        self.optimizer.learning_rate = rate
+
+    def _set_start(self, arrays, states):
+        self._start[: len(arrays)] = [tf.constant(array, self._start[0].dtype) for array in arrays]
         self.initial_states = self.stack.stage_states(states)
-        self.restore()
-
-    def train_epoch(self, batches: Sequence, learning_rate: float) -> float:
-        """One pass over staged batches from the initial states; returns the mean loss per token."""
-        self.optimizer.learning_rate = learning_rate
-        self.states = self.initial_states
-        return self._mean_loss(batches, [self.train(batch) for batch in batches])
-
-    def evaluate(self, batches: Sequence, states: Sequence) -> float:
-        """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
-        staged, losses = self.stack.stage_states(states), []
-        for tokens, targets in batches:
-            loss, _, _, staged = self._forward(tokens, targets, staged)
-            losses.append(loss)
-        return self._mean_loss(batches, losses)
-
-    def _mean_loss(self, batches, losses) -> float:
-        """Per token, each batch weighted by its steps."""
-        steps = [tokens.shape[self._time_axis] for tokens, _ in batches]
-        return trial.mean_loss(tf.stack(losses).numpy(), steps, self.reduction)
 
     @property
     def softmax_kernel(self) -> str:
@@ -260,16 +219,8 @@ class LanguageModel:
         """Put one batch, given as [batch, time], on the device."""
         return tuple(tf.identity(tf.constant(self._batch_major(ids), tf.int64)) for ids in (tokens, targets))
 
-    @property
-    def _time_axis(self) -> int:
-        return 0 if self.stack.time_major else 1
-
-    def _batch_major(self, array: np.ndarray) -> np.ndarray:
-        """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
-        return array.swapaxes(0, 1) if self.stack.time_major else array
-
     def _dropout(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.dropout(x, tf.cast(self.dropout_rate, x.dtype))
+        return tf.nn.dropout(x, tf.cast(self._rate, x.dtype))
 
     def _network(self, tokens, states, training, stack_dropout=True, **of_stack):
         """Comments give the shapes of a batch-major stack; a time-major one has time first throughout."""
@@ -410,19 +361,3 @@ class _Traced:
 
     def experimental_get_tracing_count(self) -> int:
         return self._function.experimental_get_tracing_count()
-
-
-class _Rate:
-    """Sets the dropout rate to 0 on entering and back on leaving."""
-
-    def __init__(self, rate: tf.Variable | None) -> None:
-        self.rate = rate
-
-    def __enter__(self):
-        if self.rate is not None:
-            self.value = self.rate.value()
-            self.rate.assign(0.0)
-
-    def __exit__(self, *_):
-        if self.rate is not None:
-            self.rate.assign(self.value)

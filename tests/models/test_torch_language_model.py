@@ -1,5 +1,6 @@
-"""The language model in PyTorch: every row against the reference, what the proof asks of it, and a whole training."""
+"""The language model in PyTorch alone: its rows' proofs, dropout and captured steps. The rest: test_language_models.py."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,60 +8,16 @@ import pytest
 import torch
 
 from models import rows
-from models.pytorch.language_model import COMPUTE_DTYPE, CapturedLanguageModel, TorchLanguageModel
+from models.pytorch.language_model import COMPUTE_DTYPE
 from models.reference import expected, networks
-from models.weights import canonical
 from tests import cases, torch_cases
+from tests.language_models import BATCHES, LAYERS, STATES, TOKENS, WEIGHTS, assert_close, assert_same, error, of_ptb
+from tests.language_models import in_pytorch as model_of
 
-VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
-SHAPES = canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
-WEIGHTS = canonical.large_random(SHAPES, seed=1)
-STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
-TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
-TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's gradient overlap
-BATCHES = [tuple(pair) for pair in TOKENS]
-FLOAT32 = 1e-5  # max|a - b| / max|b| of a few steps
+ptb_model = functools.partial(of_ptb, model_of)
+
 ROWS = [name for name, made in rows.PYTORCH.items() if not made.needs_gpu]
 EAGER = [name for name in ROWS if name != "torch_compile"]
-
-
-def run_eagerly(function):
-    """In place of a CUDA graph: warm-up calls that change everything, then the function itself, called at every replay."""
-    for _ in range(2):
-        function()
-    return function
-
-
-def error(a, b):
-    return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
-
-
-def assert_close(given, wanted, limit=FLOAT32):
-    assert set(given) == set(wanted)
-    for name, array in wanted.items():
-        assert error(given[name], array) < limit, name
-
-
-def assert_same(given, wanted):
-    assert set(given) == set(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(given[name], array, err_msg=name)
-
-
-def model_of(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2), states=STATES, batches=BATCHES, **options):
-    """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
-    torch.compiler.reset()
-    name = {"captured": "torch_lstm_graph", "captured cells": "torch_compile"}.get(row, row)
-    kind = rows.PYTORCH[name].arguments["stack"]
-    stack = kind(WEIGHTS, LAYERS, COMPUTE_DTYPE[precision])
-    arguments = (stack, WEIGHTS, states, batches, optimizer)
-    if row.startswith("captured"):
-        return CapturedLanguageModel(*arguments, record=run_eagerly, **options)
-    return TorchLanguageModel(*arguments, **options)
-
-
-def ptb_model(rate=0.5, **options):
-    return model_of(optimizer=("SGD", rate), reduction="sum_over_time", carry_states=True, **options)
 
 
 def reference_of(ptb, clip_norm=None):
@@ -141,76 +98,7 @@ def test_plain_adam_of_pytorch_misses_keras_update_and_ours_does_not():
     assert error(plain.numpy(), by_numpy["w"]) > 0.3
 
 
-# --- restore ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [model_of, ptb_model], ids=["adam", "sgd"])
-@pytest.mark.parametrize("row", ["torch_lstm", "captured"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_restore_is_exact_for_weights_optimizer_and_states(make, row, precision):
-    model = make(row=row, precision=precision, loss_scale=64.0)
-    assert_same(model.weights(), WEIGHTS)
-    losses, trained = model.train_steps(3), model.weights()
-    assert all((trained[name] != WEIGHTS[name]).any() for name in WEIGHTS)
-    model.restore()
-    assert_same(model.weights(), WEIGHTS)
-    assert model.optimizer.iterations == 0
-    assert not any(tensor.any() for tensor in model.optimizer.tensors)
-    for given, k in zip(model.states, range(2), strict=True):
-        for state, layer in zip(given, STATES, strict=True):
-            np.testing.assert_array_equal(state, layer[0][k].astype(state.numpy().dtype))
-    np.testing.assert_array_equal(model.train_steps(3), losses)
-
-
-def test_forward_pass_changes_nothing():
-    model = model_of(carry_states=True, keep_prob=0.5)
-    first = model.outputs()
-    losses = model.forward_losses(6)
-    assert losses[0] == losses[4] == first["loss"] and losses[0] != losses[1]  # four batches, taken in turn
-    assert_same(model.weights(), WEIGHTS)
-    assert_same(model.outputs(), first)
-    assert first["hidden"].shape == (BATCH, TIME, UNITS) and first["logits"].shape == (2, TIME, VOCABULARY)
-
-
 # --- one step -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("row", ["torch_lstm", "torch_cells", "captured"])
-def test_states_are_carried_from_step_to_step_only_where_asked(row):
-    reference = networks.LanguageModel("mean").forward(WEIGHTS, *BATCHES[0], STATES)
-    for carry_states, wanted in ((True, reference.final_states), (False, STATES)):
-        model = model_of(row=row, carry_states=carry_states)
-        model.train(model.batches[0])
-        for k, given in enumerate(model.states):
-            assert error(given.numpy(), np.stack([layer[0][k] for layer in wanted])) < FLOAT32
-
-
-def first_step(model):
-    model.restore()
-    model.train_steps(1)
-    return model.first_gradients()
-
-
-def test_clipping_is_by_the_global_norm_of_dense_gradients():
-    """A word that comes up many times counts once, with the sum of its gradients."""
-    gradients = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *BATCHES[0], STATES).gradients
-    norm = math.sqrt(sum(np.square(gradient).sum() for gradient in gradients.values()))
-    for clip_norm, scale in ((norm / 3, 1 / 3), (norm * 1.01, 1.0)):
-        wanted = {name: gradient * scale for name, gradient in gradients.items()}
-        assert_close(first_step(model_of(clip_norm=clip_norm)), wanted)
-
-
-def test_loss_scale_saves_small_gradients_of_float16():
-    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2000, TIME))
-    tokens[1] %= 3  # few words are targets: the others' gradients are small
-    states = canonical.random_states(LAYERS, 2000, UNITS, seed=2)
-    reference = networks.LanguageModel("mean").loss_and_gradients(WEIGHTS, *tokens, states).gradients
-    typical = {}
-    for scale in (1.0, 1024.0):
-        given = first_step(model_of(precision="fp16", states=states, batches=[tuple(tokens)], loss_scale=scale))
-        off = {name: np.median(np.abs(given[name] - array) / np.abs(array)) for name, array in reference.items()}
-        typical[scale] = max(off.values())
-    assert typical[1024.0] < 0.005 and typical[1.0] > 2 * typical[1024.0]
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32", "fp64"])
@@ -338,51 +226,3 @@ def test_captured_adam_reads_its_rate_from_a_tensor_that_is_set_before_each_step
         rates.append(model.optimizer._rate.item())
     keras = [1e-2 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) for t in (1, 2)]
     np.testing.assert_allclose(rates, keras, rtol=1e-6)
-
-
-# --- a whole training ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("row", ["torch_lstm", "captured"])
-def test_start_from_makes_other_weights_the_start_with_a_fresh_optimizer(row):
-    model = model_of(row=row)
-    model.train_steps(2)
-    others = canonical.uniform(SHAPES, 0.1, seed=9)
-    model.start_from(others, canonical.zero_states(LAYERS, BATCH, UNITS))
-    for _ in range(2):
-        assert_same(model.weights(), others)
-        assert not any(state.any() for state in model.states)
-        assert not any(tensor.any() for tensor in model.optimizer.tensors)
-        model.train_steps(1)
-        model.restore()
-
-
-@pytest.mark.parametrize("row", ["torch_lstm", "captured"])
-def test_epochs_of_training_follow_plain_numpy_with_falling_rate_and_states_from_the_start_of_each(row):
-    model = ptb_model(row=row, clip_norm=1.0)
-    staged = [model.stage(*batch) for batch in BATCHES]
-    network, sgd = networks.LanguageModel("sum_over_time"), networks.SGD(0.0, 1.0)
-    current = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
-    for rate in (0.5, 0.25):
-        sgd.learning_rate, states, total = rate, STATES, 0.0
-        for batch in BATCHES:
-            result = network.loss_and_gradients(current, *batch, states)
-            sgd.update(current, result.gradients)
-            states, total = result.final_states, total + result.loss
-        assert model.train_epoch(staged, rate) == pytest.approx(total / (TIME * len(BATCHES)), rel=1e-5)
-    assert_close(model.weights(), current, 1e-4)
-
-
-@pytest.mark.parametrize("row", ["torch_lstm", "captured"])
-@pytest.mark.parametrize("reduction", ["mean", "sum_over_time"])
-def test_evaluation_is_the_mean_loss_per_token_with_states_carried_and_batches_of_any_length(row, reduction):
-    model = model_of(row=row, reduction=reduction, keep_prob=0.5)
-    text = np.random.default_rng(8).integers(0, VOCABULARY, 12)
-    zero = canonical.zero_states(LAYERS, 1, UNITS)
-    pieces = [(text[k : k + TIME][None], text[k + 1 : k + 1 + TIME][None]) for k in (0, 5)] + [
-        (text[10:11][None], text[11:12][None])
-    ]
-    given = model.evaluate([model.stage(*piece) for piece in pieces], zero)
-    network = networks.LanguageModel("mean")
-    assert given == pytest.approx(network.forward(WEIGHTS, text[None, :-1], text[None, 1:], zero).loss, rel=1e-5)
-    assert_same(model.weights(), WEIGHTS)
