@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.host_copies import bytes_to_host
+from harness.frameworks.profiles import bytes_to_host
 
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
