@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.host_copies import SCRATCH, bytes_to_host
+from harness.frameworks.profiles import SCRATCH, bytes_to_host
 
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
 

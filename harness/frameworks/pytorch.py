@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from harness.errors import UserError
-from harness.frameworks import cuda_libraries, host_copies
+from harness.frameworks import cuda_libraries, profiles
 
 # Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
 RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
@@ -124,15 +124,15 @@ class TorchRuntime:
 
 
 def _bytes_to_host(profile: object) -> int:
-    """Of all copies to the host of over host_copies.SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
-    with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(host_copies.SCRATCH)) as folder:
+    """Of all copies to the host of over profiles.SMALL_COPY bytes; only the trace that PyTorch writes holds their sizes."""
+    with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(profiles.SCRATCH)) as folder:
         path = os.path.join(folder, "trace.json")
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
     copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy DtoH")]
     sizes = [event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {})]
-    return sum(map(host_copies.counted, sizes))
+    return sum(map(profiles.counted, sizes))
 
 
 def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:

@@ -45,7 +45,7 @@ class Runtime(Protocol):
         """Run `function` and say what ran.
 
         {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host, in
-        copies of over host_copies.SMALL_COPY bytes}: a loop of unknown length has its condition copied in every step.
+        copies of over profiles.SMALL_COPY bytes}: a loop of unknown length has its condition copied in every step.
         """
 
     def environment(self) -> dict:

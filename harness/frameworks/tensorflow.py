@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.host_copies import SCRATCH, bytes_to_host
+from harness.frameworks.profiles import SCRATCH, bytes_to_host
 
 OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster

@@ -41,7 +41,7 @@ SPREAD_STEPS = 12  # as many as are left of the curve, where that ends early
 SPREAD_LIMIT = 0.05  # how far the blocks' losses may lie apart at the same step
 DROPOUT_SPREAD_LIMIT = 0.7  # the same where every block draws its own dropout masks
 TO_HOST_LIMIT = (
-    1024  # bytes in a step, in copies of over harness.frameworks.host_copies.SMALL_COPY bytes: metrics, and no tensor
+    1024  # bytes in a step, in copies of over harness.frameworks.profiles.SMALL_COPY bytes: metrics, and no tensor
 )
 MEANS_LIMIT = 0.25  # how far the blocks' mean losses may lie apart: that tells a training from none
 

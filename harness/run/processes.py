@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import CrashError
-from harness.frameworks.host_copies import SCRATCH
+from harness.frameworks.profiles import SCRATCH
 
 # prctl(2): the signal that a process gets when its parent dies; and to be given the orphans of one's descendants
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

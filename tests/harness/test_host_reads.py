@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.frameworks import host_copies
+from harness.frameworks import profiles
 from harness.measure import host_reads
 from harness.record import machine
 from tests import cases, jax_cases, torch_cases
@@ -198,9 +198,9 @@ def test_user_who_asks_jax_to_preallocate_is_heard(monkeypatch):
 # -- bytes that the profiler saw ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, host_copies.SMALL_COPY, host_copies.SMALL_COPY + 1, 10**6])
+@pytest.mark.parametrize("size", [1, profiles.SMALL_COPY, profiles.SMALL_COPY + 1, 10**6])
 def test_conditions_of_loops_are_no_bytes_and_tensors_are(size):
-    from harness.frameworks.host_copies import bytes_to_host
+    from harness.frameworks.profiles import bytes_to_host
     from harness.frameworks.pytorch import _bytes_to_host
 
     def write(path):
@@ -208,7 +208,7 @@ def test_conditions_of_loops_are_no_bytes_and_tensors_are(size):
         with open(path, "w") as file:
             json.dump({"traceEvents": [*events, {"name": "Memcpy HtoD", "args": {"bytes": 10**6}}]}, file)
 
-    counted = size if size > host_copies.SMALL_COPY else 0
+    counted = size if size > profiles.SMALL_COPY else 0
     assert bytes_to_host(f"kind_src:device kind_dst:pinned size:{size} dest:0 async:1") == counted
     assert bytes_to_host(f"kind_src:pinned kind_dst:device size:{size} dest:0 async:1") == 0
     assert _bytes_to_host(SimpleNamespace(export_chrome_trace=write)) == 2 * counted

@@ -81,13 +81,16 @@ def test_the_language_models_row_runs_the_public_layer_and_head(monkeypatch):
     from tests import cases
 
     calls = []
-    for kind, method in ((package.WavefrontLSTM, "call"), (package.SoftmaxHead, "cross_entropy")):
 
-        def counted(self, *arguments, method=method, run=getattr(kind, method), **keywords):
+    def counted(method, run):
+        def run_and_count(self, *arguments, **keywords):
             calls.append(method)
             return run(self, *arguments, **keywords)
 
-        monkeypatch.setattr(kind, method, counted)
+        return run_and_count
+
+    for kind, method in ((package.WavefrontLSTM, "call"), (package.SoftmaxHead, "cross_entropy")):
+        monkeypatch.setattr(kind, method, counted(method, getattr(kind, method)))
     trial = cases.language_model("wavefront", "fp16", ptb=True)
     assert type(trial.head) is package.SoftmaxHead and isinstance(trial.stack.layer, package.WavefrontLSTM)
     trial._forward.get_concrete_function(*trial.batches[0], trial.states)

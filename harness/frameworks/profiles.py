@@ -1,4 +1,4 @@
-"""How many bytes a profile says were copied from the device to the host, less those that every framework copies anyway."""
+"""What the profiles of several frameworks have in common: which copies from the device to the host count, and their bytes."""
 
 import re
 
