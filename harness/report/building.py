@@ -119,15 +119,23 @@ def build(
     )
     if not spec.get("plot"):
         return table
-    same = [other for other in layout["tables"][:index] if other.get("plot") and other["mode"] == spec["mode"]]
-    number = f"-{len(same) + 1}" if same else ""
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
     return table._replace(
-        picture=f"{layout['benchmark']}.{config}.{spec['mode']}{number}.{device}.{precision}.png",
+        picture=picture_of(layout, index, group),
         bars=bars + [_bar(row, spec) for row in extra],
         axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
         caption=machine_line(present),
     )
+
+
+def picture_of(layout: Mapping, index: int, group: Group) -> str:
+    """The file name of the picture of table `index`; "" where the layout asks for none."""
+    spec, (config, device, precision) = layout["tables"][index], group
+    if not spec.get("plot"):
+        return ""
+    same = [other for other in layout["tables"][:index] if other.get("plot") and other["mode"] == spec["mode"]]
+    number = f"-{len(same) + 1}" if same else ""
+    return f"{layout['benchmark']}.{config}.{spec['mode']}{number}.{device}.{precision}.png"
 
 
 def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours: Sequence[str]) -> bool:

@@ -1,7 +1,6 @@
 """Draws a run's tables, plots and index from its records and layouts alone, without any framework.
 
     python -m harness.report.tables results/RUN                        # every page and plot of the run
-    python -m harness.report.tables results/RUN --readme README.md     # and the headline tables between README's markers
     python -m harness.report.tables results/RUN --headline             # and prints the headline tables, above the files' names
 
 A layout (layout/<benchmark>.json, written by the benchmark script) holds `title`, `question`, `rows` {row: what it is},
@@ -31,7 +30,7 @@ from pathlib import Path
 from harness.errors import UserError, require
 from harness.record import records, schema
 from harness.report import axes, curves, plots
-from harness.report.building import Table, build, in_groups, proof_table
+from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
 from harness.report.provenance import head, machine_line
@@ -87,11 +86,19 @@ def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], li
     return found, problems
 
 
-def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
+def most_rows(rows: Sequence[Mapping]) -> dict[Group, list[Mapping]]:
+    """The groups of in_groups, of one config's and device's precisions only the one with the most records."""
+    groups = in_groups(rows)
+    sizes = {group: len(members) for group, members in groups.items()}
+    most = {group: max(size for other, size in sizes.items() if other[:2] == group[:2]) for group in groups}
+    return {group: members for group, members in groups.items() if sizes[group] == most[group]}
+
+
+def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") -> list[str]:
     """The headline tables of one benchmark, with what has to be known to read them.
 
     Of one config's and device's precisions only the one with the most rows; the others stand on the benchmark's page. Rows
-    that were skipped are named below the table.
+    that were skipped are named below the table. `pictures`: the folder from which each table's picture is linked, if any.
     """
     headline = layout.get("headline")
     if not headline:
@@ -100,11 +107,8 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     wanted = headline.get("columns") or [column[0] for column in spec["columns"]]
     spec = {**spec, "columns": [column for column in spec["columns"] if column[0] in wanted], "plot": None}
     tables = [spec if index == headline["table"] else table for index, table in enumerate(layout["tables"])]
-    lines, groups = [], in_groups(rows)
-    for group, members in groups.items():
-        most = max(len(others) for other, others in groups.items() if other[:2] == group[:2])
-        if len(members) < most:
-            continue
+    lines = []
+    for group, members in most_rows(rows).items():
         notes = Notes()
         ran = [record for record in members if record["status"] != "skipped"]
         table = build({**layout, "tables": tables}, headline["table"], group, ran or members, notes, brief=True)
@@ -116,6 +120,8 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
                 *paragraphs([*table.foot, *_skipped(ran, members)]),
             ]
             lines += [*notes.lines(), ""] if notes.texts else []
+            picture = picture_of(layout, headline["table"], group)
+            lines += [f"![{table.title}]({pictures}/{picture})", ""] if pictures and picture else []
     return lines
 
 
@@ -128,13 +134,13 @@ def _skipped(ran: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
     return [f"Skipped, {plain(reason)}: {', '.join(rows)}." for reason, rows in reasons.items()]
 
 
-def headline(run: str | os.PathLike) -> str:
-    """Markdown of every benchmark's headline tables, as for the terminal or a README."""
+def headline(run: str | os.PathLike, pictures: str = "") -> str:
+    """Markdown of every benchmark's headline tables, for the terminal; with `pictures`, that folder's pictures below them."""
     found, _ = load(run)
     every = [record for _, rows in found.values() for record in rows]
     lines = [f"Measured on {machine_line(every)}.", ""] if every else ["No records yet.", ""]
     for layout, rows in found.values():
-        lines += headline_of(layout, rows)
+        lines += headline_of(layout, rows, pictures)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -175,40 +181,16 @@ def render(run: str | os.PathLike) -> tuple[list[Path], list[str]]:
     return written, problems
 
 
-def put_into_readme(run: str | os.PathLike, readme: str | os.PathLike) -> None:
-    """Replaces what stands between the run's two markers in the file; UserError where it has not exactly these two."""
-    run, readme = Path(run), Path(readme)
-    name = run.resolve().name
-    begin, end = f"<!-- headline:{name} -->", f"<!-- /headline:{name} -->"
-    try:
-        text = readme.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{readme}: cannot be read ({error}); expected a text file with {begin}") from error
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise UserError(
-            f"{readme}: expected one line {begin} and, below it, one line {end}; write them where it shall go"
-        )
-    link = Path(os.path.relpath(run.resolve(), readme.resolve().parent)).as_posix()
-    block = f"{begin}\n\n{headline(run)}\nEvery table, plot and record: [{name}]({link}/README.md).\n\n{end}"
-    before, after = text.split(begin)[0], text.split(end)[1]
-    records.write_bytes(readme, f"{before}{block}{after}".encode())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report.tables", description="Draw a run's tables and plots."
     )
     parser.add_argument("run", metavar="results/RUN", help="a run's folder")
-    parser.add_argument(
-        "--readme", metavar="FILE", help="also put the headline tables between the markers of this file"
-    )
     parser.add_argument("--headline", action="store_true", help="also print the headline tables, first")
     options = parser.parse_args(arguments)
     try:
         require("pandas", "tabulate", "matplotlib")
         written, problems = render(options.run)
-        if options.readme:
-            put_into_readme(options.run, options.readme)
         if options.headline:
             print(headline(options.run))
     except UserError as error:

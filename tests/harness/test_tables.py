@@ -259,39 +259,6 @@ def test_a_run_without_records_or_without_a_layout_is_still_drawn(tmp_path):
     assert len(problems) == 1 and "layout/ptb.json" in problems[0] and "not drawn" in problems[0]
 
 
-def test_headlines_go_between_the_markers_of_a_readme_and_nowhere_else(tmp_path):
-    run = run_of(tmp_path / "results" / "cpu", make())
-    readme = tmp_path / "README.md"
-    frame = "# Title\n\n<!-- headline:{0} -->\n{1}<!-- /headline:{0} -->\n\nafter\n"
-    other = frame.format("gpu", "untouched\n")
-    readme.write_text(frame.format("cpu", "stale\n") + other)
-    assert tables.main([str(run), "--readme", str(readme)]) == 0
-    text = readme.read_text()
-    assert text.startswith("# Title\n\n<!-- headline:cpu -->\n") and text.endswith(
-        "<!-- /headline:cpu -->\n\nafter\n" + other
-    )
-    assert tables.headline(run) in text and "stale" not in text and "(results/cpu/README.md)" in text
-    tables.put_into_readme(run, readme)
-    assert readme.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "<!-- headline:run -->",
-        "<!-- /headline:run --><!-- headline:run -->",
-        "<!-- headline:run --><!-- /headline:run -->" * 2,
-    ],
-)
-def test_a_readme_without_the_two_markers_is_refused_and_left_alone(tmp_path, text, capsys):
-    run, readme = run_of(tmp_path / "run", make()), tmp_path / "README.md"
-    readme.write_text(text)
-    assert tables.main([str(run), "--readme", str(readme)]) == 2
-    assert "<!-- headline:run -->" in capsys.readouterr().err
-    assert readme.read_text() == text
-
-
 # Bad layouts and the command line
 
 
