@@ -1,6 +1,14 @@
 """A record as a row's process leaves it, for the tests of what reads and writes records."""
 
+from pathlib import Path
+
 from harness.record import schema
+
+TESTS = Path(__file__).resolve().parent
+# Runs whose records have to stay readable: those of results/, and samples of what earlier commits wrote.
+RUNS = sorted(
+    path.parent for folder in (TESTS.parent / "results", TESTS / "records") for path in folder.glob("*/run.json")
+)
 
 
 def make(**changes):

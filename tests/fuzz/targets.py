@@ -35,7 +35,7 @@ HEADER_VALUES = ["None", "True", "-1", "1e999", "-1e999", "1/0", "1/3", "9**9**9
                  "'a\\nb'", "'\\0'", "'''a\nb'''", "-" * 3000 + "1", "(" * 90 + "1" + ")" * 90,
                  "[" * 300 + "]" * 300, "1 + 1", "1 +" * 3000 + "1", "1 /" * 3000 + "1", "'x' 'y'", "x := 1",
                  "await x", "*a", "1 if 1 else 2", "''", "'" + "x" * 5000 + "'", "8", "0.5", "'small'", "'all'"]  # fmt: skip
-MEASURED = sorted(PROJECT.glob("results/*/layout/*.json"))
+MEASURED = sorted(layout for run in record_cases.RUNS for layout in run.glob("layout/*.json"))
 
 
 class Target:

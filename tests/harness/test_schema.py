@@ -1,13 +1,12 @@
 """The schema: nothing but its keys and kinds is a record, and several processes make one of them."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from harness.record import intervals, records, schema
 from harness.record.schema import RecordError
-from tests.record_cases import make
+from tests.record_cases import RUNS, make
 
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
@@ -225,9 +224,6 @@ def test_a_process_without_a_proof_that_held_makes_the_row_failed_with_a_reason(
     for later in (part([10.0]), part([10.0], proof=None), part([10.0], proof=bad), {"status": "failed", "reason": "b"}):
         again = schema.merge_process(record, later)
         assert (again["status"], again["reason"]) == ("failed", record["reason"]), "a later process mends nothing"
-
-
-RUNS = sorted(path.parent for path in (Path(__file__).resolve().parents[2] / "results").glob("*/run.json"))
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
