@@ -23,9 +23,9 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.record.provenance import machine_line
-from harness.report import cautions, tables
+from harness.report import tables, warnings
 from harness.report.cells import NONE, markdown, value_at
+from harness.report.provenance import machine_line
 
 BLOCK = re.compile(
     r"^<!-- (?P<kind>overview|headline) (?P<run>[\w./-]+)(?:: (?P<rows>[\w ]+))? -->\n"
@@ -125,8 +125,8 @@ def _time(record: Mapping | None, mode: str) -> str:
 
 
 def _is_warned(record: Mapping) -> bool:
-    judged = (cautions.spread, cautions.drift, cautions.throttled, cautions.shared_gpu)
-    return cautions.was_disturbed(record) or any(mark(record) for mark in judged)
+    judged = (warnings.spread, warnings.drift, warnings.throttled, warnings.shared_gpu)
+    return warnings.was_disturbed(record) or any(mark(record) for mark in judged)
 
 
 def _ratios(by_row: Mapping[str, Mapping], base: str, mode: str, ours: Sequence[str]) -> list[str]:
