@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from harness.record import schema, settings
 from harness.record.stopping_rule import is_time_up
-from harness.report import plots, warnings
+from harness.report import plots, warnings, what_ran
 from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
 from harness.report.curves import Curve
 from harness.report.provenance import (
@@ -69,7 +69,10 @@ def build(
     by_row = {record["row"]: record for record in rows if record["mode"] == spec["mode"]}
     if not by_row or spec.get("device") not in (None, device):
         return None
-    present = [by_row.pop(row) for row in layout["rows"] if row in by_row] + list(by_row.values())
+    members = [by_row.pop(row) for row in layout["rows"] if row in by_row] + list(by_row.values())
+    # Skipped rows stand in one line under the table, unless there are no others.
+    present = [record for record in members if record["status"] != "skipped"] or members
+    present.sort(key=lambda record: _place(layout, record))
     extra = [
         row for row in layout.get("extra_rows", [])
         if row["table"] == index and row.get("config", config) == config and row.get("device", device) == device
@@ -100,7 +103,7 @@ def build(
         lines.append([plain(record["row"]) + marks[""], description, *figures, verdict(record, notes)])
         # A published figure that a note has to explain is in the table alone: a plot has no room for the note.
         explained = {path for heading, path, _ in columns if marks.get(heading)}
-        bars += [_bar(record, spec, explained)] if spec.get("plot") else []
+        bars += [_bar(record, spec, explained, kind_of(layout, record["row"]))] if spec.get("plot") else []
     for row in extra:
         figures = [
             cell(value_at(row, path), form) if path.startswith("published.") else NONE for _, path, form in columns
@@ -115,7 +118,7 @@ def build(
         headings=["row", "what it is", *(ours(heading) for heading, _, _ in columns), "proof"],
         right=[False, False, *(split_format(form)[0] != "str" for _, _, form in columns), False],
         lines=lines,
-        foot=foot(layout, spec, present, rows, brief),
+        foot=[*foot(layout, spec, present, rows, brief), *skipped(present, members)],
     )
     if not spec.get("plot"):
         return table
@@ -126,6 +129,32 @@ def build(
         axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
         caption=machine_line(present),
     )
+
+
+def kind_of(layout: Mapping, row: str) -> str:
+    """One of plots.KINDS. The vanilla LSTM is the row that the layout describes so."""
+    if row in layout.get("ours", []):
+        return plots.OURS
+    return plots.VANILLA if "vanilla LSTM" in layout["rows"].get(row, "") else plots.PEER
+
+
+def _place(layout: Mapping, record: Mapping) -> tuple[int, bool, float]:
+    """Where a row stands: by its kind, within that the fastest first, and what has no figures last."""
+    throughput = record["throughput"] if record["status"] == "ok" else None
+    return (
+        plots.KINDS.index(kind_of(layout, record["row"])),
+        not throughput,
+        -throughput["value"] if throughput else 0.0,
+    )
+
+
+def skipped(present: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
+    """One line per reason for which rows are not in a table."""
+    reasons: dict[str, list[str]] = {}
+    for record in members:
+        if record["status"] == "skipped" and record not in present:
+            reasons.setdefault(record["reason"], []).append(record["row"])
+    return [f"Skipped, {plain(reason)}: {listed(rows, at_most=len(rows))}." for reason, rows in reasons.items()]
 
 
 def picture_of(layout: Mapping, index: int, group: Group) -> str:
@@ -183,21 +212,21 @@ def verdict(record: Mapping, notes: Notes) -> str:
     return plain(text[:LONG_REASON]) + "..." + notes.mark(plain(text))
 
 
-def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = ()) -> plots.Bar:
+def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = (), kind: str = plots.PEER) -> plots.Bar:
     drawn = {label: path for label, path in (spec.get("plot_published") or {}).items() if path not in left_out}
     published = [(label, value_at(record, path)) for label, path in drawn.items()]
     published = [(label, figure) for label, figure in published if isinstance(figure, int | float)]
     value = value_at(record, spec["plot"]) if record.get("status") == "ok" else None
     if not isinstance(value, int | float):
         note = record["reason"] if "status" not in record else f"{record['status']}: {record['reason']}".rstrip(": ")
-        return plots.Bar(record["row"], None, note=note, published=published)
+        return plots.Bar(record["row"], None, note=note, published=published, kind=kind)
     step = record["step_ms"]
     low = high = None
     if step and spec["plot"] == "throughput.value":  # the quickest block is the highest throughput
         low, high = value * step["median"] / step["max"], value * step["median"] / step["min"]
     elif step and spec["plot"] == "step_ms.median":
         low, high = step["min"], step["max"]
-    return plots.Bar(record["row"], value, low, high, "", published)
+    return plots.Bar(record["row"], value, low, high, "", published, kind)
 
 
 def _count(numbers: Iterable[int], what: str, plural: str) -> str:
@@ -271,7 +300,14 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
             "proven" if proof["ok"] else "failed: " + (plain(", ".join(proof.get("failed", []))) or "see the record")
         )
         lines.append(
-            [plain(record["row"]), record["mode"], ", ".join(group_of(record)), *errors, result, kernel_of(proof)]
+            [
+                plain(record["row"]),
+                record["mode"],
+                ", ".join(group_of(record)),
+                *errors,
+                result,
+                plain(what_ran.in_words(proof.get("kernel"))) or NONE,
+            ]
         )
         limit = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                           for key, value in proof.get("limit", {}).items() if value and key != "spread")  # fmt: skip
@@ -283,13 +319,3 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     if spreads:
         under.append(f"Limit of spread, the timed blocks' losses against each other: {' or '.join(sorted(spreads))}.")
     return [markdown(headings, right, lines), "", *paragraphs(under)]
-
-
-def kernel_of(proof: Mapping) -> str:
-    """What the profiler saw: ops with how often they ran, and the two longest GPU kernels."""
-    kernel = proof.get("kernel") or {}
-    ops, names = kernel.get("ops"), kernel.get("kernels")
-    seen = [f"{op} x{count}" for op, count in ops.items()] if isinstance(ops, Mapping) else []
-    seen += [name if len(name) <= 48 else name[:45] + "..." for name in list(names)[:2]] if names else []
-    seen = seen or [f"{key}: {value}" for key, value in kernel.items() if key not in ("ops", "kernels")]
-    return plain(", ".join(seen)) or NONE

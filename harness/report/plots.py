@@ -14,7 +14,10 @@ LOG_FROM = 20  # rows that differ by more than this factor from the least measur
 WIDTH = 9.0  # inches; with 100 dots per inch the picture fills a page of 900 pixels
 TITLE = 66  # characters that fit in a line of 12 points
 DPI = 150
-BAR, RANGE, GREY, INK = "#3b6ea5", "#16324f", "#8a8a8a", "#222222"
+RANGE, GREY, INK = "#222222", "#767676", "#222222"
+OURS, PEER, VANILLA = KINDS = ("ours", "peer", "vanilla")  # in the order in which a table has them
+# Okabe and Ito's palette, which the colour-blind tell apart: blue, orange, and grey of a lightness between the two.
+COLOURS = {OURS: "#0072b2", PEER: "#e69f00", VANILLA: "#999999"}
 MARKERS = "Ds^ov"  # one per published column, hollow
 
 
@@ -27,6 +30,7 @@ class Bar(NamedTuple):
     high: float | None = None
     note: str = ""
     published: Sequence[tuple[str, float]] = ()  # (column's label, figure)
+    kind: str = PEER
 
 
 def needs_log_scale(bars: Sequence[Bar]) -> bool:
@@ -92,7 +96,8 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     from matplotlib.figure import Figure
 
     labels = list(dict.fromkeys(label for bar in bars for label, _ in bar.published))
-    legend = 0.35 if labels else 0.0
+    kinds = [kind for kind in KINDS if any(bar.kind == kind and bar.value is not None for bar in bars)]
+    legend = 0.35 if labels or kinds else 0.0
     height = 0.34 * len(bars) + 1.45 + legend  # inches
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -106,12 +111,12 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
         _annotate(axes, place, bar, start)
         for label, published in bar.published:
             marker = MARKERS[labels.index(label) % len(MARKERS)]
-            axes.plot(
-                published, place, marker, markersize=7, markerfacecolor="white", markeredgecolor="#b3541e", zorder=4
-            )
+            axes.plot(published, place, marker, markersize=7, markerfacecolor="white", markeredgecolor=INK, zorder=4)
+    for kind in kinds:
+        axes.plot([], [], "s", markersize=9, color=COLOURS[kind], label=kind)
     for index, label in enumerate(labels):
         marker = MARKERS[index % len(MARKERS)]
-        axes.plot([], [], marker, markersize=7, markerfacecolor="white", markeredgecolor="#b3541e", label=label)
+        axes.plot([], [], marker, markersize=7, markerfacecolor="white", markeredgecolor=INK, label=label)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.tick_params(length=0, which="both", colors=INK)
     axes.set_yticks(range(len(bars)), [shown(bar.name, 28) for bar in bars])
@@ -124,9 +129,9 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    if labels:
+    if legend:
         anchor = (0.025, 1 - 0.36 / height)
-        figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=4, frameon=False, fontsize=9, handletextpad=0.3)
+        figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=6, frameon=False, fontsize=9, handletextpad=0.3)
     return finished(figure, title, caption)
 
 
@@ -155,7 +160,14 @@ def _draw_bars(axes, bars: Sequence[Bar], start: float) -> None:
     drawn = [(place, bar) for place, bar in enumerate(bars) if bar.value is not None]
     if not drawn:
         return
-    axes.barh([p for p, _ in drawn], [b.value - start for _, b in drawn], left=start, height=0.62, color=BAR, zorder=2)
+    axes.barh(
+        [p for p, _ in drawn],
+        [b.value - start for _, b in drawn],
+        left=start,
+        height=0.62,
+        color=[COLOURS[b.kind] for _, b in drawn],
+        zorder=2,
+    )
     ranged = [(place, bar) for place, bar in drawn if bar.low is not None and bar.high is not None]
     if ranged:
         errors = (
@@ -186,4 +198,4 @@ def _annotate(axes, place: int, bar: Bar, start: float) -> None:
         if 0 <= across(published) - across(reach) < 0.11:  # the figure would lie under this marker
             reach = published
     figure = f"{bar.value:,.0f}" if bar.value >= 1000 else f"{bar.value:,.4g}"
-    axes.annotate(figure, (reach, place), (9, 0), fontsize=9, color=BAR, **beside)
+    axes.annotate(figure, (reach, place), (9, 0), fontsize=9, color=INK, **beside)

@@ -110,28 +110,18 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
     lines = []
     for group, members in most_rows(rows).items():
         notes = Notes()
-        ran = [record for record in members if record["status"] != "skipped"]
-        table = build({**layout, "tables": tables}, headline["table"], group, ran or members, notes, brief=True)
+        table = build({**layout, "tables": tables}, headline["table"], group, members, notes, brief=True)
         if table:
             lines += [f"**{layout['title']}. {table.title}**", ""]
             lines += [
                 markdown(table.headings, table.right, table.lines),
                 "",
-                *paragraphs([*table.foot, *_skipped(ran, members)]),
+                *paragraphs(table.foot),
             ]
             lines += [*notes.lines(), ""] if notes.texts else []
             picture = picture_of(layout, headline["table"], group)
             lines += [f"![{table.title}]({pictures}/{picture})", ""] if pictures and picture else []
     return lines
-
-
-def _skipped(ran: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
-    """One line per reason for which rows were skipped; none where no row ran, and the table holds them."""
-    reasons: dict[str, dict[str, None]] = {}
-    for record in members if ran else ():
-        if record["status"] == "skipped":
-            reasons.setdefault(record["reason"], {})[f"`{record['row']}`"] = None
-    return [f"Skipped, {plain(reason)}: {', '.join(rows)}." for reason, rows in reasons.items()]
 
 
 def headline(run: str | os.PathLike, pictures: str = "") -> str:

@@ -18,16 +18,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 # Rows and columns
 
 
-def test_rows_stand_in_layout_order_with_their_figures(tmp_path):
+def test_the_fastest_row_comes_first_with_its_figures(tmp_path):
     cudnn = make("keras_cudnn", 2.0, published={"P40": 32000}, processes=(1.0, 1.001, 0.999))
     text = page_of(tmp_path / "run", cudnn, make("while_loop", 20.0))
     rows = lines_of(text, "Speed: large, GPU, tf32")
-    assert [row["row"] for row in rows] == ["while_loop", "keras_cudnn", "2 GPUs"]
-    assert rows[1]["what it is"] == "cuDNN"
-    assert rows[1]["words/s"] == "50,000"
-    assert rows[1]["speedup"] == "10.00x"
-    assert rows[1]["ms"] == "2.000 ±0.2 % (3)"
-    assert rows[1]["proof"] == "proven, errors ≤ 3.4e-02"
+    assert [row["row"] for row in rows] == ["keras_cudnn", "while_loop", "2 GPUs"]
+    assert rows[0]["what it is"] == "cuDNN"
+    assert rows[0]["words/s"] == "50,000"
+    assert rows[0]["speedup"] == "10.00x"
+    assert rows[0]["ms"] == "2.000 ±0.2 % (3)"
+    assert rows[0]["proof"] == "proven, errors ≤ 3.4e-02"
     assert (
         "Time per step: median over 2 to 3 processes of each one's median of 2 blocks; "
         "±: 95 % interval over the processes, their number in parentheses.\n"
@@ -43,7 +43,8 @@ def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
     rows = [make("while_loop", 20.0), make("keras", 10.0), make("keras_cudnn", 4.0), failed]
     text = page_of(tmp_path / "run", *rows, layout=layout)
     against = {row["row"]: row["against peer"] for row in lines_of(text, "Speed")}
-    assert list(against.values()) == ["0.50x", "1.00x", "2.50x", "-", "-"]  # torch_lstm has failed, 2 GPUs never ran
+    assert list(against) == ["keras_cudnn", "keras", "while_loop", "torch_lstm", "2 GPUs"]
+    assert list(against.values()) == ["2.50x", "1.00x", "0.50x", "-", "-"]  # torch_lstm has failed, 2 GPUs never ran
     alone = page_of(tmp_path / "alone", make("keras_cudnn", 4.0), layout=layout)
     assert "against peer" not in lines_of(alone, "Speed")[0], "nothing but ours to compare with"
     beside = page_of(tmp_path / "beside", make("keras_cudnn", 4.0), failed, layout=layout)
@@ -73,12 +74,27 @@ def test_rows_without_figures_keep_their_place_and_their_reason(tmp_path):
         make("keras_cudnn"),
     )
     rows = lines_of(text, "Speed")
-    assert [row["row"] for row in rows] == ["while_loop", "keras", "keras_cudnn", "2 GPUs"]
-    assert rows[0]["proof"] == "skipped: no GPU"
+    assert [row["row"] for row in rows] == ["keras_cudnn", "keras", "2 GPUs"]
+    assert "\nSkipped, no GPU: `while_loop`.\n" in text
     assert rows[1]["proof"] == "failed: out of memory"
     assert rows[1]["words/s"] == "-", "a row that failed shows no figure of its own"
     assert rows[1]["P40"] == "15,000"
-    assert rows[2]["speedup"] == "-", "there is nothing to compare with"
+    assert "speedup" not in rows[0], "there is nothing to compare with"
+
+
+def test_skipped_rows_keep_their_place_where_no_row_ran(tmp_path):
+    text = page_of(tmp_path / "run", make("keras_cudnn", status="skipped", reason="no GPU"))
+    assert lines_of(text, "Speed")[0]["proof"] == "skipped: no GPU" and "Skipped, " not in text
+
+
+def test_rows_stand_by_kind_and_then_by_speed_and_bars_have_the_kind(tmp_path):
+    names = {"keras": "vanilla LSTM", "torch_lstm": "PyTorch", "jax_scan": "JAX", "mine": "ours", "also": "ours"}
+    layout = {**LAYOUT, "ours": ["mine", "also"], "rows": names, "extra_rows": []}
+    times = {"keras": 1.0, "torch_lstm": 30.0, "jax_scan": 20.0, "mine": 50.0, "also": 40.0}
+    rows = [make(name, ms) for name, ms in times.items()]
+    table = building.build(layout, 0, building.group_of(rows[0]), rows, building.Notes())
+    assert [line[0] for line in table.lines] == ["also", "mine", "jax_scan", "torch_lstm", "keras"]
+    assert [bar.kind for bar in table.bars] == ["ours", "ours", "peer", "peer", "vanilla"]
 
 
 def test_a_published_row_that_was_not_measured_keeps_its_place(tmp_path):
@@ -102,7 +118,7 @@ def test_footnotes_are_numbered_once_and_marked_where_they_belong(tmp_path):
         make("keras_cudnn", published={"P40": 32000}),
     )
     rows = lines_of(text, "Speed")
-    assert [row["row"] for row in rows[:3]] == ["while_loop [1]", "keras [1]", "keras_cudnn"]
+    assert [row["row"] for row in rows[:3]] == ["while_loop [1]", "keras [1]", "keras_cudnn"], "equally fast"
     assert rows[2]["P40"] == "32,000 [2]"
     assert f"- [1] {note}\n- [2] One P40.\n- Words are tokens.\n" in text
 
@@ -198,7 +214,7 @@ def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):
     text = page_of(tmp_path / "run", make(), make("keras_cudnn", status="failed", reason="wrong", proof=failed))
     rows = lines_of(text, "Proof")
     assert (rows[0]["outputs"], rows[0]["gradients"], rows[0]["update"]) == ("1.2e-03", "3.4e-02", "-")
-    assert (rows[0]["result"], rows[0]["what ran"]) == ("proven", "CudnnRNNV3 x2")
+    assert (rows[0]["result"], rows[0]["what ran"]) == ("proven", "cuDNN LSTM call × 2")
     assert (rows[1]["outputs"], rows[1]["result"]) == ("-", "failed: outputs")
     assert "Limits of tf32: outputs 0.02, gradients 0.06." in text
     assert "Limit of spread, the timed blocks' losses against each other: 0.05." in text
@@ -212,8 +228,8 @@ def test_no_reason_can_break_a_table(tmp_path):
     tables.render(run)
     text = (run / "ptb.md").read_text()
     rows = lines_of(text, "Speed")
-    assert [row["row"] for row in rows] == ["keras", "keras_cudnn", "2 GPUs"]
-    assert rows[0]["proof"].startswith(r"failed: a \| b \\\| c \<script> \`tick\` \*bold\* \_\_init\_\_ [31m")
+    assert [row["row"] for row in rows] == ["keras_cudnn", "keras", "2 GPUs"]
+    assert rows[1]["proof"].startswith(r"failed: a \| b \\\| c \<script> \`tick\` \*bold\* \_\_init\_\_ [31m")
     assert not any(character in text for character in "\x1b\x07\u202e")
 
 

@@ -1,0 +1,56 @@
+"""The column "what ran" has words, no regular expressions and no mangled names."""
+
+import re
+
+import pytest
+
+from harness.record import records
+from harness.report import what_ran
+from tests.record_cases import RUNS
+
+PATTERN = re.compile(r"[\\*?|<>{}()\[\]]|::")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"\w*MatMul", "matrix product"),
+        (r"eager:MatMul", "matrix product, eager"),
+        (r"loop:(dot|custom-call:__(cublas|onednn)\S*)", "matrix product in a loop"),
+        (r"(\w+:)?CudnnRNN\w*", "cuDNN LSTM call"),
+        (r"xla:(loop:)?XlaCustomCallV2", "CUDA kernel called by XLA"),
+        (r"## Call CompiledFxGraph.*", "torch.compile graph"),
+        (r"NewOp\w*", "NewOp"),
+    ],
+)
+def test_an_expected_op_is_told_in_words(pattern, words):
+    assert what_ran.op_in_words(pattern) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lstm_wavefront_backward", "our persistent kernel, backward"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_tn_align4>(x)", "matrix product (cuBLAS)"),
+        ("void elemWiseRNNcell<float, float>(int)", "cuDNN's LSTM gates"),
+        ("gemm_fusion_dot_2", "matrix product (Triton)"),
+        ("void some::unknown_kernel<float, 4>(int, float*)", "unknown_kernel"),
+    ],
+)
+def test_a_kernel_is_told_by_what_it_does(name, words):
+    assert what_ran.kernel_in_words(name) == words
+
+
+def test_ops_come_with_how_often_and_equal_kernels_once():
+    kernel = {"ops": {"CudnnRNNV3": 2}, "kernels": {"nvjet_a": 2.0, "nvjet_b": 1.0, "lstm_gates": 0.1}}
+    assert what_ran.in_words(kernel) == "cuDNN LSTM call × 2; longest: matrix product (cuBLAS)"
+    assert what_ran.in_words({}) == what_ran.in_words(None) == ""
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_of_every_committed_record_it_is_words(run):
+    kernels = [(record["proof"] or {}).get("kernel") or {} for record in records.read_run(run)[0]]
+    told = {what_ran.op_in_words(op) for kernel in kernels for op in kernel.get("ops", {})}
+    told |= {what_ran.kernel_in_words(name) for kernel in kernels for name in kernel.get("kernels", {})}
+    told = {re.sub(r" \((cuBLAS|Triton|XLA|PyTorch)\)$", "", words) for words in told}
+    assert "" not in told and not [words for words in told if PATTERN.search(words)]
