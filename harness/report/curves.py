@@ -9,8 +9,9 @@ from typing import NamedTuple
 from harness.report.plots import DPI, GREY, INK, WIDTH, finished, own_style, shown
 
 HEIGHT = 5.2  # inches
-OURS = ("#b3541e", "#3b6ea5", "#2e7d4f")  # drawn in full; the others grey and dashed
-OTHERS = ("#8a8a8a", "#555555", "#b0a070", "#7a8fa6")
+# Okabe and Ito's palette: ours in blues and green, drawn in full; the others in warm colours, dashed.
+OURS = ("#0072b2", "#56b4e9", "#009e73")
+OTHERS = ("#e69f00", "#d55e00", "#cc79a7", "#999999")
 MARKERS = "os^DvPX*"
 
 
