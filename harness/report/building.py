@@ -268,7 +268,7 @@ def foot(
 
 
 def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
-    """What the times of a table are, and how to read what stands behind them in its cells."""
+    """What the times of a table are, and how to read what stands after them in its cells."""
     noun = "epoch" if spec["mode"] == "fit" else "block"
     each = _count((len(blocks) for record in timed for blocks in record["blocks_ms"]), noun, f"{noun}s")
     processes = [len(record["blocks_ms"]) for record in timed]

@@ -136,7 +136,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
 
 
 def _scale(axes, bars: Sequence[Bar]) -> None:
-    """Limits with room for the figure behind the longest bar."""
+    """Limits with room for the figure after the longest bar."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     figures = _figures(bars)
@@ -179,7 +179,7 @@ def _draw_bars(axes, bars: Sequence[Bar], start: float) -> None:
 
 
 def _annotate(axes, place: int, bar: Bar, start: float) -> None:
-    """A bar's figure behind it; or in grey why there is none."""
+    """A bar's figure after it; or in grey why there is none."""
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
     beside["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # keeps the grid's lines off the figures
     if bar.value is None:

@@ -13,7 +13,7 @@ that is measured along axes, `axes` (harness/report/axes.py). A table is
 Formats: Python's (".1f", "d", ",.0f", ".0%"), "str", "median_range", "pair", "bytes", "percent" and "speedup:<row>":
 that row's figure against this one's, the larger the faster; "speedup:fastest peer" takes the row of the highest
 throughput that is not one of `ours`. "median_range" shows step_ms with its interval, or of one process with its range,
-and the number of processes. A list is shown by its median. "*<factor>" behind any format multiplies first:
+and the number of processes. A list is shown by its median. "*<factor>" after any format multiplies first:
 ["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go, and speedups against a row that the
 table does not have.
 An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
