@@ -86,6 +86,8 @@ def build(
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
     bases = ok | fastest_peer(ok, layout.get("ours", []))
     columns = [column for column in spec["columns"] if _is_shown(column, present, device, layout.get("ours", []))]
+    shared = [note for note in present[0]["notes"] if all(note in record["notes"] for record in present[1:])]
+    shared = [note for note in shared if len(present) > 1 and not is_time_up(note)]
     lines, bars = [], []
     for record in present:
         marks = {"": ""}
@@ -96,7 +98,7 @@ def build(
                 marks[column] = marks.get(column, "")
                 if not column or column in [heading for heading, _, _ in columns]:
                     marks[column] += notes.mark(ours(note["text"]))
-        for text in (note for note in record["notes"] if not is_time_up(note)):  # those stand under the table
+        for text in (note for note in record["notes"] if not is_time_up(note) and note not in shared):
             marks[""] += notes.mark(plain(text))
         figures = [_figure(record, column, bases) + marks.get(column[0], "") for column in columns]
         description = ours(layout["rows"].get(record["row"], ""))
@@ -118,7 +120,11 @@ def build(
         headings=["row", "what it is", *(ours(heading) for heading, _, _ in columns), "proof"],
         right=[False, False, *(split_format(form)[0] != "str" for _, _, form in columns), False],
         lines=lines,
-        foot=[*foot(layout, spec, present, rows, brief), *skipped(present, members)],
+        foot=[
+            *(f"All rows: {plain(note)}." for note in shared),
+            *foot(layout, spec, present, rows, brief),
+            *skipped(present, members),
+        ],
     )
     if not spec.get("plot"):
         return table

@@ -122,6 +122,12 @@ def test_footnotes_are_numbered_once_and_marked_where_they_belong(tmp_path):
     assert f"- [1] {note}\n- [2] One P40.\n- Words are tokens.\n" in text
 
 
+def test_a_note_of_all_rows_stands_once_below_the_table(tmp_path):
+    text = page_of(tmp_path / "run", make("keras", notes=["a", "b"]), make("keras_cudnn", notes=["b"]))
+    assert [row["row"] for row in lines_of(text, "Speed")[:2]] == ["keras [1]", "keras_cudnn"]
+    assert "\nAll rows: b.\n" in text and "- [1] a\n" in text
+
+
 def test_each_device_config_and_precision_has_its_table_and_the_gpu_comes_first(tmp_path):
     small = {"CONFIG": "small", "CONFIGS": {"small": {}, "large": {}}}
     text = page_of(
