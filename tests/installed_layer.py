@@ -34,7 +34,7 @@ if opened == "-":
     model.compile(keras.optimizers.SGD(0.02), "mse", jit_compile=True, steps_per_execution=3)
 else:
     model = keras.models.load_model(opened)
-    np.testing.assert_allclose(model.predict_on_batch(x), np.load(f"{opened}.npy"), atol=1e-6)
+    np.testing.assert_allclose(model.predict_on_batch(x), np.load(f"{opened}.npy", allow_pickle=False), atol=1e-6)
 kinds = {type(layer) for layer in model.layers} | {type(model)}
 assert {CompiledLoop, WavefrontLSTM} <= kinds, kinds
 before = np.mean((model.predict_on_batch(x) - y) ** 2)

@@ -109,8 +109,7 @@ def weights_file(lstm, tmp_path):
 
 def saved_model(lstm, tmp_path):
     lstm.model().export(tmp_path / "exported", verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "exported")
-    return [loaded.serve(X[:3])]
+    return [keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")(X[:3])]
 
 
 def tflite(lstm, tmp_path):
