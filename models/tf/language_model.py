@@ -210,8 +210,9 @@ class LanguageModel(trial.LanguageModelTrial):
     @property
     def softmax_kernel(self) -> str:
         """Name of the GPU kernel that is the softmax of a training step; "" where XLA or TensorFlow makes its own."""
-        rows = self.batches[0][0].shape.num_elements()
-        return softmax.KERNEL if self.head is not None and self.head.runs_kernel(rows) else ""
+        if not self.fused_loss:
+            return ""
+        return softmax.KERNEL if self.head.runs_kernel(self.batches[0][0].shape.num_elements()) else ""
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
