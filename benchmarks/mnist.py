@@ -39,9 +39,9 @@ PRESETS = {                 # ROWS: those that train in about a minute; PyTorch'
 UNITS = None                # LSTM units per layer; None: the config's, as for the next nine
 NUM_LAYERS = None           # LSTM layers
 DENSE_UNITS = None          # of the relu layer between LSTM and softmax
-DROPOUT_1 = None            # behind the first LSTM layer
-DROPOUT_2 = None            # behind the second LSTM layer
-DROPOUT_3 = None            # behind the relu layer
+DROPOUT_1 = None            # after the first LSTM layer
+DROPOUT_2 = None            # after the second LSTM layer
+DROPOUT_3 = None            # after the relu layer
 BATCH_SIZE = None           # sequences
 LEARNING_RATE = None        # of Adam
 DECAY = None                # rate at step t is LEARNING_RATE / (1 + DECAY t)
@@ -101,7 +101,7 @@ def start(c, digits):
 
 
 def reference(c, digits):
-    """What every row is held against, in float64."""
+    """The float64 reference of every row."""
     from models.reference import expected
     from models.reference.networks import Adam
 
@@ -169,19 +169,19 @@ LAYOUT = {
     "footnotes": [
         "The fastest peer is the fastest proven row of a table that is not this suite's own "
         f"({', '.join(rows.ours(rows.FIT))}).",
-        "Time is the whole fit with its validations; s of steps per epoch and ms per step are training steps alone; the first "
-        "call (tracing, compiling, one batch) comes before.",
+        "Time is the whole fit with its validations. Steps per epoch and per step are training alone. The first call "
+        "(tracing, compiling, one batch) comes before and is not in it.",
         "The published vanilla LSTM used activation=\"relu\"; here it is tanh in every row, which cuDNN computes too.",
         "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
         "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
-        f"Keras' fit feeds every batch from the host; in wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one "
-        "call (steps_per_execution), in wavefront_loop and wavefront_persistent "
-        "(models/wavefront/compiled_loop.py) a call copies "
-        f"{rows.STEPS_PER_LOOP} batches at once and runs their steps in one XLA program, validation too. The loops of "
-        "torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the timed steps.",
-        "cuDNN draws the masks inside cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "
-        "proof's steps run a second graph of the same code, without dropout, which may differ from the timed one in that "
-        "rate alone.",
+        f"Keras' fit feeds every batch from the host. In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one "
+        "call (steps_per_execution).",
+        f"In wavefront_loop and wavefront_persistent a call copies {rows.STEPS_PER_LOOP} batches at once and runs their steps in "
+        "one XLA program, validation too (models/wavefront/compiled_loop.py).",
+        "The loops of torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the "
+        "timed steps.",
+        "cuDNN draws the dropout masks of cudnn_stack and torch_lstm_graph, by a rate that is part of the graph. Their proof "
+        "runs a second graph of the same code with rate 0, which may differ from the timed one in that rate alone.",
     ],
     "headline": {"table": 0, "columns": ["(acc, val_acc)", "time (s)", "step faster than keras", "ms per step",
                                          "K80, published (s)", "P100, published (s)"]},

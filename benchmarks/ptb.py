@@ -23,7 +23,7 @@ from models.reference import flops
 CONFIG = None               # one of CONFIGS; None: the preset's
 CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutorial
     # FLAT_EPOCHS: the tutorial's perplexities were reached with one epoch more at the full rate than the paper's text and
-    # the tutorial's later versions say (4, 6, 14). Of small both are measured: results/cpu-2-core-ptb-small, nvidia-h200.
+    # the tutorial's later versions say (4, 6, 14).
     "small": dict(UNITS=200, TIME_STEPS=20, VOCABULARY=10000, RANDOM_WORDS=False, KEEP_PROB=1.0, CLIP_NORM=5.0,
                   EPOCHS=13, FLAT_EPOCHS=5, LR_DECAY=0.5, INIT_SCALE=0.1),
     "medium": dict(UNITS=650, TIME_STEPS=35, VOCABULARY=10000, RANDOM_WORDS=False, KEEP_PROB=0.5, CLIP_NORM=5.0,
@@ -114,7 +114,7 @@ def words(c, tokens, limit):
 
 
 def reference(c, text):
-    """What every row is held against, in float64."""
+    """The float64 reference of every row."""
     from models.reference import expected
     from models.reference.networks import SGD
 
@@ -209,9 +209,8 @@ LAYOUT = {
     "footnotes": [
         "Published words per second: large config, one NVIDIA Tesla P40, TensorFlow 1.8; 80 to 85 % utilisation, 100 % memory.",
         "Validation with batch 20, test with batch 1; both carry states from the first word to the last.",
-        "cuDNN draws the dropout masks of cudnn_stack and torch_lstm_graph itself, by a rate that is part of the graph: their "
-        "proof's steps run a second graph of the same code, without dropout, which may differ from the timed one in that rate "
-        "alone.",
+        "cuDNN draws the dropout masks of cudnn_stack and torch_lstm_graph, by a rate that is part of the graph. Their proof "
+        "runs a second graph of the same code with rate 0, which may differ from the timed one in that rate alone.",
         "Forward only: logits and loss with training=False. The stack alone starts from the embedded words and from random "
         "gradients by its outputs: no embedding, dropout, softmax or optimizer.",
         f"The fastest peer is the fastest proven row of a table that is not this suite's own ({', '.join(OURS)}).",

@@ -53,7 +53,7 @@ MIN_BLOCK_S = 0.25          # s; a block is the multiple of TIMED_BATCHES that f
 # ---------------------------------------------------------------------------
 # fmt: on
 
-WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is told the lengths)
+WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths)
     "padded": ("all batches padded to the longest one's steps", True, False),
     "lengths": ("padded likewise, with sequence_lengths", True, True),
     "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
@@ -97,7 +97,7 @@ def start(c, text):
 
 
 def reference(c, text):
-    """What every row is held against, in float64: the batches as they are, without a step of padding that is not needed."""
+    """The float64 reference of every row: the batches as they are, without a step of padding that is not needed."""
     from models.reference import expected
     from models.reference.networks import SGD
     from models.tf.sentence_model import cut
@@ -149,10 +149,10 @@ LAYOUT = {
                      ["first call (s)", "first_call_s", ".1f"]]},
     ],
     "footnotes": [
-        "The same sentences in the same batches in every row. A stack that is not told the lengths computes the padding; the "
+        "The same sentences in the same batches in every row. A stack that is not given the lengths computes the padding; the "
         "softmax computes it in every row; neither enters the loss.",
-        "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding, told "
-        "the lengths or not.",
+        "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
+        "either way.",
         "The first call of bucketed traces one of its numbers of steps; the others are traced in the warm-up.",
     ],
     "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},

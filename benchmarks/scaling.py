@@ -1,4 +1,4 @@
-"""How the time of an LSTM stack goes with its layers, units, batch and steps: forward and backward, without a softmax.
+"""How the time of an LSTM stack depends on its layers, units, batch and steps: forward and backward, without a softmax.
 
 python benchmarks/scaling.py                                        # every point of every axis, this machine
 python benchmarks/scaling.py --rows=wavefront,torch_lstm --axes="units=128,512 batch=1,8"
@@ -77,7 +77,7 @@ def start(c, text):
 
 
 def reference(c, text):
-    """What every row is held against, in float64."""
+    """The float64 reference of every row."""
     from models.reference import expected
 
     weights, states, batches = start(c, text)
@@ -96,7 +96,7 @@ def run_row(row, c, measurement):
 
 LAYOUT = {
     "title": "Scaling of an LSTM stack",
-    "question": "How does the time of one step, forward and backward, go with layers, units, batch and steps, and where is a "
+    "question": "How does the time of one step, forward and backward, depend on layers, units, batch and steps? Where is a "
     "wavefront faster than cuDNN, and where not? The stack alone, without embedding, softmax or optimizer.",
     "tables": [],
     "axes": [

@@ -30,7 +30,7 @@ PRESETS = {
 }
 UNITS = None                # LSTM units per layer and direction; None: the config's, as for the next seven
 NUM_LAYERS = None           # LSTM layers
-DROPOUT = None              # behind every LSTM layer
+DROPOUT = None              # after every LSTM layer
 NUM_SEQUENCES = None        # 80 % to train, 10 % to validate, 10 % to test
 TIME_STEPS = None           # steps of two inputs per sequence
 BATCH_SIZE = None           # sequences
@@ -90,7 +90,7 @@ def start(c, sequences):
 
 
 def reference(c, sequences):
-    """What every row is held against, in float64."""
+    """The float64 reference of every row."""
     from models.reference import expected
     from models.reference.networks import Adam
 
@@ -149,12 +149,11 @@ LAYOUT = {
     "footnotes": [
         "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
         "with training=False.",
-        f"In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution), in "
-        f"wavefront_loop and wavefront_persistent (models/wavefront/compiled_loop.py) a call copies up to "
-        f"{rows.STEPS_PER_LOOP} batches "
-        "at once and runs their steps in one XLA program.",
-        "cuDNN draws the masks inside cudnn_stack itself, by a rate that is part of the graph: its proof's steps run a second "
-        "graph of the same code, without dropout, which may differ from the timed one in that rate alone.",
+        f"In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution).",
+        f"In wavefront_loop and wavefront_persistent a call copies up to {rows.STEPS_PER_LOOP} batches at once and runs their "
+        "steps in one XLA program (models/wavefront/compiled_loop.py).",
+        "cuDNN draws the dropout masks of cudnn_stack, by a rate that is part of the graph. Its proof runs a second graph of the "
+        "same code with rate 0, which may differ from the timed one in that rate alone.",
     ],
     "headline": {"table": 0, "columns": ["test accuracy", "time (s)", "step faster than keras", "ms per step"]},
 }  # fmt: skip

@@ -31,7 +31,7 @@ def mean_loss(losses: np.ndarray, steps: Sequence[int], reduction: str) -> float
 
 
 def rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[float, float]:
-    """(rate between the layers, rate behind the last one) of rates behind each layer; ValueError where the former differ."""
+    """(rate between the layers, rate after the last one) of rates after each layer; ValueError where the former differ."""
     rates = (*lstm_dropout, *[0.0] * num_layers)[:num_layers]
     if len(set(rates[:-1])) > 1:
         raise ValueError(f"lstm_dropout: {list(lstm_dropout)} given, expected one rate between all layers of a stack")
@@ -40,7 +40,7 @@ def rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[floa
 
 @contextlib.contextmanager
 def dropout_off(model: Any) -> Iterator[None]:
-    """A context in which `model.set_dropout_rate` has set the rate to 0; `model.dropout_rate` comes back behind it."""
+    """A context in which `model.set_dropout_rate` has set the rate to 0; `model.dropout_rate` comes back after it."""
     rate = model.dropout_rate
     model.set_dropout_rate(0.0)
     try:
@@ -206,7 +206,7 @@ class LanguageModelTrial:
         return array.swapaxes(0, 1) if self.time_major else array
 
 
-NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, behind the last one, behind every relu layer
+NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer
 
 
 class ClassifierTrial:

@@ -64,7 +64,7 @@ def error(a: np.ndarray, b: np.ndarray) -> float:
 def dropout_of_positive_inputs(
     rate: float, seed: int = 0, is_training: bool = True, **kwargs
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What dropout makes of 64,000 numbers from 1 to 2: (the numbers, those behind it).
+    """What dropout makes of 64,000 numbers from 1 to 2: (the numbers, those after it).
 
     Two layers of relu with identity matrices, no recurrence and no bias pass positive numbers on as they are, so the
     output is the dropout's.

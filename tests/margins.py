@@ -3,7 +3,7 @@
     python tests/margins.py                  # of results/
     python tests/margins.py results/mine     # of these runs
 
-A margin above 1 is a failed row. Limits are those that the record was held against; a record of several processes has the
+A margin above 1 is a failed row. Limits are those that the record was compared with; a record of several processes has the
 worst error of all.
 """
 

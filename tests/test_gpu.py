@@ -17,7 +17,7 @@ KINDS = ("while_loop", "block_fused", "keras", "keras_cudnn", "keras_cudnn_eager
 
 
 def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
-    """The proofs that fail when a row's outputs in one precision are held against another one's limits."""
+    """The proofs that fail when a row's outputs in one precision are compared with another one's limits."""
     cases.execute_in(executed_in)
     proof = Proof(label)
     proof.outputs(cases.language_model(row, executed_in).outputs(), cases.language_model_reference()["outputs"])

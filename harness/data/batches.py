@@ -36,7 +36,7 @@ def sentence_batches(
 
     A batch holds sentences of like length: the text's sentences are sorted by length and cut into batches, and of these the
     wanted ones are taken at even distances, each for an equal part of the text; their order is shuffled. Every input
-    begins with <eos>, every target ends with it. Behind a sentence's end inputs are 0 and targets -1. Sentences of more than
+    begins with <eos>, every target ends with it. After a sentence's end inputs are 0 and targets -1. Sentences of more than
     `max_words` words are left out. UserError when too few are left.
     """
     ends = np.flatnonzero(tokens == eos)

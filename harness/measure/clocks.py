@@ -78,7 +78,7 @@ def time_blocks(
         step: one batch's work; returns its loss as a device scalar, which is kept and never read inside a block.
         sync: returns once the device is idle. Called before the clock starts and before it stops, never in between.
         restore: puts weights, optimizer and states back to where the proof began, so that every block walks the
-            same trajectory and its losses can be held against the reference's. Called outside the timed region.
+            same trajectory and its losses can be compared with the reference's. Called outside the timed region.
         read: brings a loss to the host, and so waits for all that it comes from: of that nothing is left to wait for once the
             clock has stopped, unless `sync` came back too early. Called after the clock stopped.
         warmup_batches, warmup_limit_s: the least number of batches of the warm-up, and the s after which it is given up.

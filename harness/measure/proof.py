@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-UPDATE_STEPS = 3  # optimizer steps behind `update`
-CURVE_STEPS = 6  # reference losses; every timed block's first losses are held against them
+UPDATE_STEPS = 3  # optimizer steps of the check `update`
+CURVE_STEPS = 6  # reference losses; every timed block's first losses are compared with them
 # All blocks start from the same weights. On a GPU sums differ in their last bits from run to run, and SGD at rate 1 from large
 # weights doubles such a difference with every step or two (0.1 % at step 8, 12 % at step 20 of PTB by sentences on an H200): step
 # by step the blocks are compared over SPREAD_STEPS, then by their means.
@@ -57,7 +57,7 @@ class Limit(NamedTuple):
 
 
 # The largest error that was measured (outputs; gradients; update; loss), on an H200 and a CPU; the last three of fp16 in the
-# stacked LM of three layers, whose fp16 records are not in results/:
+# stacked LM of three layers:
 #   fp32  6.2e-7; 1.3e-5; 1.0e-4; 9.4e-7
 #   tf32  2.1e-4 to 6.2e-4; 8.4e-4; 2.7e-3 (cudnn_stack in MNIST 4.0e-2: why, is not known yet); 2.5e-5
 #   fp16  6.7e-4 to 1.9e-3; 1.8e-2; 0.23; 5.6e-5
@@ -308,7 +308,7 @@ class Proof:
         trial.restore()
         losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
         limits = self.curve = self._loss_limits(reference)
-        if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step behind the curve's end
+        if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step after the curve's end
             curve, limits = np.mean(curve[:UPDATE_STEPS], keepdims=True), limits[UPDATE_STEPS - 1 : UPDATE_STEPS]
         self.losses("the proof's steps", losses, curve, limits)
         updates = {name: array - start[name] for name, array in trial.weights().items()}

@@ -146,8 +146,9 @@ def _scale(axes, bars: Sequence[Bar]) -> None:
         axes.set_xticks([])
     elif needs_log_scale(bars):
         axes.set_xscale("log")
-        low = 10 ** math.floor(math.log10(min(figures) / 1.5))
-        axes.set_xlim(low, max(ends) * (max(ends) / low) ** 0.16)
+        # Powers of ten, within what a float holds whatever a record says.
+        low, high = (math.log10(min(max(figure, 1e-300), 1e300)) for figure in (min(figures) / 1.5, max(ends)))
+        axes.set_xlim(10.0 ** math.floor(low), 10.0 ** min(300.0, high + 0.16 * (high - math.floor(low))))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes.xaxis.set_minor_locator(NullLocator())  # without length they do not show, and making them takes time
     else:

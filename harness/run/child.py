@@ -60,7 +60,7 @@ def _result(benchmark: Any, job: Mapping[str, Any]) -> dict:
 def _points(benchmark: Any, job: Mapping[str, Any]) -> dict:
     """A row at one point after another (harness/run/sweep.py), each handed over as soon as it is there.
 
-    It ends behind a point that has raised an error: who knows in what state that has left the device.
+    It ends after a point that has raised an error: who knows in what state that has left the device.
     """
     done: list[dict] = []
     for point in job["points"]:

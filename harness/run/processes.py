@@ -32,7 +32,7 @@ KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the ke
 class Outcome(NamedTuple):
     """What became of one child: its result, or the one-line reason why there is none, how long it took, and its log.
 
-    `note`: that it crashed behind its result, or "".
+    `note`: that it crashed after its result, or "".
     """
 
     result: dict | None
@@ -100,7 +100,7 @@ def run_child(
             _end(child, others)
         seconds = time.monotonic() - started
         if result_path.exists():
-            note = f"the process ended {_how(status)} behind its result" if status else ""
+            note = f"the process ended {_how(status)} after its result" if status else ""
             return Outcome(json.loads(result_path.read_text()), "", seconds, shown, note)
         return Outcome(None, _reason(status), seconds, shown)
 

@@ -5,7 +5,7 @@
     row     one process for all of its points one after the other, since starting it takes longer than measuring one of them
 
 A point is proven and timed as any row is, and its record is written when it is measured. One that crashes, or takes longer than
-ROW_LIMIT_S, keeps its place with the reason; another process goes on behind it. The axes are those of the layout's "axes"
+ROW_LIMIT_S, keeps its place with the reason; another process goes on after it. The axes are those of the layout's "axes"
 (harness/report/axes.py), the points the values of the constant AXES: "units=64,128 batch=1,32".
 """
 

@@ -62,7 +62,7 @@ class CudnnLayer(StackLayer):
         uses_cudnn: whether a call runs cuDNN (else TensorFlow's ops).
 
     Raises:
-        ValueError: an argument is none of these; the message names it, what was given and what is allowed.
+        ValueError: an argument is not one of these; the message names it, what was given and what is allowed.
     """
 
     model_class: type

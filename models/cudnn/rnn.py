@@ -64,7 +64,7 @@ class _CudnnRNN:
                 where TensorFlow sees an NVIDIA GPU).
 
         Raises:
-            ValueError: an argument is none of these; the message names it, what was given and what is allowed.
+            ValueError: an argument is not one of these; the message names it, what was given and what is allowed.
         """
         checks.choice("direction", direction, DIRECTIONS)
         checks.choice("input_mode", input_mode, INPUT_MODES)
@@ -160,7 +160,7 @@ class _CudnnRNN:
     def single_bias(self, params: tf.Tensor) -> tf.Tensor:
         """params as they are, for a model that trains like one with a single bias.
 
-        cuDNN adds two biases, b_W and b_R, where other libraries have one; trained alike, their sum moves twice as far. Behind
+        cuDNN adds two biases, b_W and b_R, where other libraries have one; trained alike, their sum moves twice as far. After
         this identity the gradient by b_R is 0, so b_R stays where it starts: at 0, for a single bias. A GRU's two biases do not
         simply add up, and its params come back as they are.
         """

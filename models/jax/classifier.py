@@ -48,7 +48,7 @@ class JaxClassifier(trial.ClassifierTrial):
             walk in order.
         batch_size: sequences in a step.
         optimizer: ("Adam", learning rate, decay): the rate at step t = 0, 1, … is learning rate / (1 + decay · t).
-        rates: of the dropout between the LSTM layers, behind the last one, and behind every relu layer; 0: no dropout ops.
+        rates: of the dropout between the LSTM layers, after the last one, and after every relu layer; 0: no dropout ops.
         loss_scale: static, of a float16 stack, as in models/tf/language_model.py.
         capacity: sequences in the largest data set that `fit` will be given; None: as many as `inputs`. Smaller ones are
             filled up to it, since another size would be another executable.
@@ -170,7 +170,7 @@ class JaxClassifier(trial.ClassifierTrial):
         return jnp.swapaxes(inputs, 0, self._batch_axis), self._filled(jnp.asarray(y, jnp.int32))
 
     def _filled(self, array: Array) -> Array:
-        """Zeros behind it, up to the capacity."""
+        """Zeros after it, up to the capacity."""
         return jnp.pad(array, [(0, self._room - len(array))] + [(0, 0)] * (array.ndim - 1))
 
     def _batches(self, x: np.ndarray, y: np.ndarray) -> list[tuple[Array, Array]]:
@@ -247,7 +247,7 @@ def build(
     Args:
         weights, inputs, labels, batch_size, optimizer, options: of JaxClassifier.
         stack, precision, device: of models.jax.language_model.build.
-        lstm_dropout, dense_dropout: rates behind each LSTM layer, and behind every relu layer.
+        lstm_dropout, dense_dropout: rates after each LSTM layer, and after every relu layer.
 
     Raises:
         ValueError: rates that differ between the layers of the stack.

@@ -71,7 +71,7 @@ class JaxStack:
             parameters: as `from_canonical` orders them.
             inputs: [batch, time, features]; [time, batch, features] where `time_major`.
             states: initial h and c, each [layers, batch, units].
-            dropout: applied between layers (not behind the last one), or None.
+            dropout: applied between layers (not after the last one), or None.
 
         Returns:
             outputs of the last layer [batch, time, units] (or time-major), and the final states.
@@ -82,7 +82,7 @@ class JaxStack:
 class ScanLSTM(JaxStack):
     """One lax.scan over time per layer: jax_scan.
 
-    What does not depend on the step before is one product over all steps: x W before the loop, and behind the loop of the
+    What does not depend on the step before is one product over all steps: x W before the loop, and after the loop of the
     backward pass dW, dR and dx. JAX's own derivative of a scan takes dR step by step, so `_recur` has its backward pass written
     out, that of models/reference/lstm.py: on a CPU 166 ms a pass against 210, at float16 112 against 209, with dR
     summed in float32.

@@ -70,7 +70,7 @@ def build_classifier(
 
     Args:
         input_shape: (time, features).
-        lstm_dropout: rate behind each LSTM layer, in order; layers beyond have none.
+        lstm_dropout: rate after each LSTM layer, in order; layers beyond have none.
         use_cudnn: of every keras.layers.LSTM: True (cuDNN or an error), False (Keras' while loop), "auto". "stack": no
             keras.layers.LSTM but one CudnnLSTMLayer, the whole stack in one call, with cuDNN where there is a GPU; "wavefront"
             and "persistent": one WavefrontLSTM of that implementation. These three have one dropout rate for all places between
@@ -85,12 +85,12 @@ def build_classifier(
     model = (_compiled_loop() if compiled_loop else keras.Sequential)([keras.Input(input_shape)])
     whole_stack = use_cudnn in ("stack", "wavefront", "persistent")
     if whole_stack:
-        between, behind = trial.rates_of_stack(lstm_dropout, num_layers)
+        between, after = trial.rates_of_stack(lstm_dropout, num_layers)
         direction = "bidirectional" if bidirectional else "unidirectional"
         kind = _stack_makers()[use_cudnn]
         model.add(kind(units, num_layers, direction=direction, dropout=between, seed=seed, dtype=policy))
-        if behind:
-            model.add(Dropout(behind, seed=seed + num_layers - 1, dtype=policy))
+        if after:
+            model.add(Dropout(after, seed=seed + num_layers - 1, dtype=policy))
     for layer in range(0 if whole_stack else num_layers):
         lstm = keras.layers.LSTM(units, return_sequences=layer < num_layers - 1, use_cudnn=use_cudnn, dtype=policy)
         model.add(keras.layers.Bidirectional(lstm, dtype=policy) if bidirectional else lstm)

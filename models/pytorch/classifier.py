@@ -37,7 +37,7 @@ class TorchClassifier(trial.ClassifierTrial):
             walk in order.
         batch_size: sequences in a step.
         optimizer: ("Adam", learning rate, decay): the rate at step t = 0, 1, … is learning rate / (1 + decay · t).
-        rates: of the dropout between the LSTM layers, behind the last one, and behind every relu layer; 0: no dropout ops.
+        rates: of the dropout between the LSTM layers, after the last one, and after every relu layer; 0: no dropout ops.
         loss_scale: static, of a float16 stack, as in models/tf/language_model.py.
         capacity: sequences in the largest data set that `fit` will be given; None: as many as `inputs`.
         seed: of the order of the sequences and the dropout masks.
@@ -338,7 +338,7 @@ def build(
     Args:
         weights, inputs, labels, batch_size, optimizer, options: of TorchClassifier.
         stack, precision, device, captured: of models.pytorch.language_model.build.
-        lstm_dropout, dense_dropout: rates behind each LSTM layer, and behind every relu layer.
+        lstm_dropout, dense_dropout: rates after each LSTM layer, and after every relu layer.
 
     Raises:
         ValueError: rates that differ between the layers of the stack.

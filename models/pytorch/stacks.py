@@ -30,7 +30,7 @@ class TorchStack:
 
     Attributes:
         parameters: tensors of `dtype` that the module multiplies with and gradients are taken by.
-        masters: tensors that an optimizer moves: the parameters themselves, or float32 ones behind float16 parameters, which
+        masters: tensors that an optimizer moves: the parameters themselves, or float32 ones of float16 parameters, which
             `models.pytorch.language_model` copies into them after every step.
         compiled: what of the network around this stack is given to torch.compile: "" (nothing), "head" (softmax and
             loss; not the stack) or "network" (all of it).
@@ -96,7 +96,7 @@ class TorchStack:
         Args:
             inputs: [time, batch, features].
             states: initial h and c, each [layers, batch, units].
-            rate: of the dropout between the layers (not behind the last one); 0.0: none. A tensor [] where `compiled`
+            rate: of the dropout between the layers (not after the last one); 0.0: none. A tensor [] where `compiled`
                 is "network", a Python number otherwise.
             training: whether this is a training pass; only nn.LSTM looks at it, whose inference mode keeps nothing.
 

@@ -20,7 +20,7 @@ from models.reference.networks import (
 )
 from models.weights.canonical import States, Weights, stack_size
 
-STEPS = 6  # reference losses; the first three steps are also those behind the updates
+STEPS = 6  # reference losses; the first three steps are also those of the updates
 SHOWN = 2  # sequences whose logits are kept: all of them would be 0.5 GB at float64 for the stacked LM
 
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]

@@ -1,4 +1,4 @@
-"""An LSTM stack, forward and backward, in float64 NumPy: the reference that every implementation is held against.
+"""An LSTM stack, forward and backward, in float64 NumPy: the reference that every implementation is compared with.
 
 The LSTM of Hochreiter & Schmidhuber 1997 with the forget gate of Gers, Schmidhuber & Cummins 2000, no peepholes. With
 the kernel W, recurrent kernel R and bias b split into the gates i, f, c, o, and * elementwise:

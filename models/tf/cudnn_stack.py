@@ -81,7 +81,7 @@ class CudnnStack(Stack):
         return tuple(tf.identity(tf.constant(np.stack(part), self.dtype)) for part in zip(*pairs, strict=True))
 
     def __call__(self, inputs, states, dropout, training, sequence_lengths=None):
-        """As in Stack. sequence_lengths: [batch], or None: outputs behind a sequence's end are 0."""
+        """As in Stack. sequence_lengths: [batch], or None: outputs after a sequence's end are 0."""
         model = self._models[self.dropout if dropout else 0.0]
         params = model.single_bias(self._cast(self.variables[0]))
         outputs, h, c = model(inputs, *states, params, is_training=training, sequence_lengths=sequence_lengths)

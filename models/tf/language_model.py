@@ -236,7 +236,7 @@ class LanguageModel(trial.LanguageModelTrial):
         return hidden, dropout(hidden) if dropout else hidden, final_states
 
     def _head(self, hidden, targets, kernel, bias):
-        """Logits [batch, time, vocabulary] and the loss, from what the stack put out, behind its dropout.
+        """Logits [batch, time, vocabulary] and the loss, from what the stack put out, after its dropout.
 
         Under jit_compile the vocabulary is padded.
         """

@@ -1,6 +1,6 @@
 """The language model on sentences of their own lengths, padded to a common one.
 
-Behind a sentence's end inputs are 0 and targets are -1, which add nothing to the loss. How far a batch is padded, and whether
+After a sentence's end inputs are 0 and targets are -1, which add nothing to the loss. How far a batch is padded, and whether
 the stack is told the lengths, changes the time and not the result: a unidirectional LSTM does not look ahead.
 """
 
@@ -36,7 +36,7 @@ class SentenceModel(LanguageModel):
         return (tokens, staged), targets
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """As LanguageModel's, cut to the first batch's longest sentence; 0 behind each sentence's end.
+        """As LanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end.
 
         A stack that is told the lengths has to give these zeros itself.
         """
@@ -59,7 +59,7 @@ class SentenceModel(LanguageModel):
 
 
 def cut(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """[sequences, time, …] of the first sequences of a batch, cut to the batch's longest one; 0 behind each one's end."""
+    """[sequences, time, …] of the first sequences of a batch, cut to the batch's longest one; 0 after each one's end."""
     array = array[:, : lengths.max()]
     inside = np.arange(array.shape[1]) < lengths[: len(array), np.newaxis]
     return array * inside[..., np.newaxis].astype(array.dtype)

@@ -63,7 +63,7 @@ class Stack:
         Args:
             inputs: [batch, time, features]; [time, batch, features] where `time_major`.
             states: initial (h, c) per layer, from `stage_states`.
-            dropout: applied between layers (not behind the last one), or None. Where `own_dropout`, whether there is any.
+            dropout: applied between layers (not after the last one), or None. Where `own_dropout`, whether there is any.
             training: whether this is a training pass; only Keras' own layers look at it.
 
         Returns:

@@ -90,7 +90,7 @@ class WavefrontLSTM(StackLayer):
         states: of a stateful layer, the variables [h, c].
 
     Raises:
-        ValueError: an argument is none of these, or one of keras.layers.LSTM that has no counterpart here.
+        ValueError: an argument is not one of these, or one of keras.layers.LSTM that has no counterpart here.
     """
 
     def __init__(

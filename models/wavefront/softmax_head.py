@@ -44,7 +44,7 @@ class SoftmaxHead(keras.layers.Layer):
         under that policy); their mean is added to the model's loss. A target that is no word has the loss NaN.
 
     Raises:
-        ValueError: an argument is none of these; or fused=True without a GPU.
+        ValueError: an argument is not one of these; or fused=True without a GPU.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from tests.fuzz import mutations
 from tests.fuzz.mutations import Random
 
 PROJECT = Path(__file__).resolve().parents[2]
-# What stands behind a header's NAME =: what Python takes, what it refuses, and what it must not get to execute.
+# What stands after a header's NAME =: what Python takes, what it refuses, and what it must not get to execute.
 HEADER_VALUES = ["None", "True", "-1", "1e999", "-1e999", "1/0", "1/3", "9**9**9", "'a'*10**9", "0x" + "f" * 400,
                  "1" * 5000, "()", "{}", "{'small': dict(UNITS=200)}", "{'small': 1}", "dict(**{'a': 1})",
                  "dict(a=dict(b=1))", "{1: {}}", "{**{}}", "[1] * 3", "__import__('os').system('true')",

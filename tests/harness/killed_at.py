@@ -23,7 +23,7 @@ def watch(touch: int, folder: str) -> None:
         ):
             touched()
 
-    sync = os.fsync  # no event of its own; behind it a file is written, and not yet where it belongs
+    sync = os.fsync  # no event of its own; after it a file is written, and not yet where it belongs
     os.fsync = lambda descriptor: (sync(descriptor), touched())
     sys.addaudithook(hook)
 

@@ -96,7 +96,7 @@ def plan_of(device: str | None, runs: int) -> Plan:
         sharing = f"Every two of {runs} runs are compared, so that the comparisons are not independent."
         options = PYTORCH[device]
     both = [sorted(pair, key=is_slowed) for lane in lanes for pair in itertools.combinations(lane, 2)]
-    return Plan(rows, options, lanes, [tuple(pair) for pair in both], sharing)  # a slowed run behind a plain one
+    return Plan(rows, options, lanes, [tuple(pair) for pair in both], sharing)  # a slowed run after a plain one
 
 
 def groups_of(text: str) -> list[list[int]]:

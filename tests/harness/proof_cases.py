@@ -243,7 +243,7 @@ MISTAKES = {
     "another loss": ("outputs", ["loss"], lambda r: r.shown.update(loss=np.float32(2.5))),
     "a forward loss": ("losses", ["loss"], lambda r: r.forward.put(4, 2.5)),
     "a NaN forward loss": ("losses", ["loss"], lambda r: r.forward.put(5, math.nan)),
-    "a NaN loss behind the curve": (
+    "a NaN loss after the curve": (
         "losses",
         ["loss"],
         lambda r: setattr(r, "forward", np.append(r.forward, [2.0, math.nan])),

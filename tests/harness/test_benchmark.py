@@ -213,7 +213,7 @@ def test_a_process_that_crashes_behind_its_result_keeps_it_and_says_so(stub):
     stub.script.write_text(text.replace(end, crash))
     assert stub.main("--rows=first") == 0
     record = stub.record("first")
-    assert record["status"] == "ok" and record["notes"] == ["the process ended by SIGSEGV behind its result"]
+    assert record["status"] == "ok" and record["notes"] == ["the process ended by SIGSEGV after its result"]
 
 
 # Ctrl-C

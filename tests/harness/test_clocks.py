@@ -252,7 +252,7 @@ def test_what_lies_around_the_steps_of_a_fit_is_in_the_whole_alone(model, monkey
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Passes(keras.callbacks.Callback):
-        """10 s per training batch, 5 s before the first and 7 s behind the last one; 1 s per validation batch, 2 s and 3 s."""
+        """10 s per training batch, 5 s before the first and 7 s after the last one; 1 s per validation batch, 2 s and 3 s."""
 
         def on_train_batch_begin(self, batch, logs=None):
             now[0] += 5 * (batch == 0)

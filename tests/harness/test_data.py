@@ -91,7 +91,7 @@ BAD_IDX = {
     "check sum cut off": (GOOD[:-1], "truncated after 30 values"),
     "check sum wrong": (GOOD[:-8] + bytes(8), "broken gzip ("),
     "deflate broken": (GOOD[:10] + b"\xff" * 9 + GOOD[19:], "broken gzip ("),
-    "bytes behind": (GOOD + b"\0", "bytes after the last value"),
+    "bytes after": (GOOD + b"\0", "bytes after the last value"),
     "second member": (GOOD + GOOD, "bytes after the last value"),
 }
 

@@ -70,7 +70,7 @@ def test_every_way_and_dtype_counts_once(framework, way, dtype):
         bool(value), np.float32(1.0), np.asarray([1.0])
     assert len(reads) == 2
     bool(value)
-    assert len(reads) == 2, "what is read behind the step does not count"
+    assert len(reads) == 2, "what is read after the step does not count"
 
 
 def test_search_for_a_nan_counts(framework):

@@ -1,4 +1,4 @@
-"""What a process measures comes into its record: how long it warmed up, and the GPU's state right behind the timed blocks."""
+"""What a process measures comes into its record: how long it warmed up, and the GPU's state right after the timed blocks."""
 
 from types import SimpleNamespace
 

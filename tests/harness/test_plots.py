@@ -23,6 +23,7 @@ def test_a_plot_is_logarithmic_where_rows_differ_by_more_than_twenty_times():
         [],
         [plots.Bar("a", None, note="skipped: no GPU")],
         [plots.Bar("a", 0.0)],
+        [plots.Bar("a", 5e-324), plots.Bar("b", 1.0)],
         [plots.Bar("a", 1.0, 0.9, 1.2), plots.Bar("b", 5e6, 4e6, 6e6, published=[("K80", 10.0), ("P100", 20.0)])],
         [plots.Bar("$x_1$ and a name that is far too long for the margin", None, note=HOSTILE)],
     ],

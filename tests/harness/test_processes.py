@@ -169,7 +169,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def parent(stub, tmp_path):
-    """A process that runs the child with a grandchild; ended with its family behind the test."""
+    """A process that runs the child with a grandchild; ended with its family after the test."""
     text = PARENT.format(project=str(PROJECT), stub=str(stub(WITH_GRANDCHILD)), log=str(tmp_path / "log"))
     process = subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
     yield process
@@ -217,8 +217,8 @@ def test_a_process_that_cannot_be_killed_is_named_and_left_behind(run, monkeypat
 @pytest.mark.parametrize(
     ("ends", "note"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended by SIGSEGV behind its result"),
-        ("os._exit(3)", "the process ended with status 3 behind its result"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended by SIGSEGV after its result"),
+        ("os._exit(3)", "the process ended with status 3 after its result"),
         ("sys.exit(0)", ""),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measur
     measured = stub.measured()
     assert [point for _, point in measured] == POINTS, "each once"
     first, second, third, fourth = (pid for pid, _ in measured)
-    assert first == second == third != fourth, "another process goes on behind it"
+    assert first == second == third != fourth, "another process goes on after it"
     failed = records.read_record(stub.out / "rows" / f"stub.centre-units_16.{row}.stack.cpu.fp32.json")
     assert failed["reason"].startswith(reason) and not failed["blocks_ms"]
     assert "failed [1]" in (stub.out / "stub.md").read_text()

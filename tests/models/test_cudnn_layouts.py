@@ -1,4 +1,4 @@
-"""Layouts of whole stacks, cuDNN's and PyTorch's: held against printed numbers, PyTorch, Keras and a few lines of NumPy."""
+"""Layouts of whole stacks, cuDNN's and PyTorch's: compared with printed numbers, PyTorch, Keras and a few lines of NumPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a proof is held against: the reference's trajectory under the names that harness/measure/proof.py reads."""
+"""What a proof is compared with: the reference's trajectory under the names that harness/measure/proof.py reads."""
 
 import functools
 

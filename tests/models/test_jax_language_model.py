@@ -174,7 +174,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
     ])  # fmt: skip
     dropout = Watched(jax.random.key(1), jax.numpy.float32(0.75))
     model._network(model.parameters, *model.batches[0], model.states, dropout)
-    assert len(seen) == 1 + LAYERS  # embedding, between the layers, behind the last one
+    assert len(seen) == 1 + LAYERS  # embedding, between the layers, after the last one
     masks = []
     for before, after in seen:
         ratio = np.asarray(after) / np.asarray(before)

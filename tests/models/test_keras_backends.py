@@ -87,7 +87,7 @@ def check(found: dict) -> None:
 
 
 def test_backend_other_than_keras_own_is_refused(tensorflow_runtime, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # put back behind the test
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # put back after the test
     import keras
 
     assert keras.backend.backend() == "tensorflow"

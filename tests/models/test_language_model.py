@@ -120,7 +120,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept():
     drop = model._dropout
     model._dropout = lambda x: seen.append((x, drop(x))) or seen[-1][1]
     model.train(model.batches[0])
-    assert len(seen) == 1 + LAYERS  # embedding, between the layers, behind the last one
+    assert len(seen) == 1 + LAYERS  # embedding, between the layers, after the last one
     for before, after in seen:
         ratio = np.asarray(after) / np.asarray(before)
         assert set(np.unique(ratio.round(4))) == {0.0, 4.0}

@@ -1,4 +1,4 @@
-"""Layouts of one layer's weights, held against the ops that read them. Whole stacks: test_cudnn_layouts.py."""
+"""Layouts of one layer's weights, compared with the ops that read them. Whole stacks: test_cudnn_layouts.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The float64 reference, held against finite differences, and Keras in float64."""
+"""The float64 reference, compared with finite differences, and Keras in float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The float64 reference, held against numbers worked by hand.
+"""The float64 reference, compared with numbers worked by hand.
 
 One unit, two steps, x = (1, 2), h_0 = 1/3, c_0 = ln 3 - 3/4. With sigmoid(ln k) = k/(k+1) and
 tanh(ln(k)/2) = (k-1)/(k+1), the weights (gates i, f, c, o)

@@ -1,4 +1,4 @@
-"""Every LSTM stack, held against the float64 reference: outputs, final states, and the gradients of all that enters it."""
+"""Every LSTM stack, compared with the float64 reference: outputs, final states, and the gradients of all that enters it."""
 
 import re
 

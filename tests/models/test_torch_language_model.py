@@ -152,7 +152,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept(row):
     model.stack.module.drop = lambda x, rate: calls.append(x.shape) or x
     model._head_of, model._loss_of = model._head, model._loss
     model.train(model.batches[0])
-    assert len(calls) == 1 + LAYERS  # embedding, between the layers, behind the last one
+    assert len(calls) == 1 + LAYERS  # embedding, between the layers, after the last one
 
 
 def test_captured_step_with_the_librarys_own_dropout_is_another_graph_at_another_rate():

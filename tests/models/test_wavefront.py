@@ -1,4 +1,4 @@
-"""WavefrontLSTM as a Keras layer: held against stacks of keras.layers.LSTM, and what a Keras layer has to do."""
+"""WavefrontLSTM as a Keras layer: compared with stacks of keras.layers.LSTM, and what a Keras layer has to do."""
 
 import itertools
 import json

@@ -386,7 +386,7 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
     function = tf.function(function, jit_compile=True) if compiled else function
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     found = rounded(x.view(np.uint32))
-    assert not (found & 0x1FFF).any(), "ten bits behind the point"
+    assert not (found & 0x1FFF).any(), "ten bits after the point"
     assert (np.abs(found.view(np.float32) - x) <= 2.0**-11 * np.abs(x)).all()
     same = [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FE000]  # zeros, infinities, tf32's largest
     assert rounded(same).tolist() == same

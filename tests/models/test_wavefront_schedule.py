@@ -1,4 +1,4 @@
-"""The schedule of the wavefront: what it computes and its hand-written backward pass, held against the float64 reference."""
+"""The schedule of the wavefront: what it computes and its hand-written backward pass, compared with the float64 reference."""
 
 import functools
 
@@ -148,7 +148,7 @@ def schedules(num_layers):
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
 def test_outputs_states_and_all_gradients_match_the_reference_at_every_number_of_steps(num_layers):
-    """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle behind the end."""
+    """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end."""
     case = Case(num_layers, 40)
     for together in schedules(num_layers):
 

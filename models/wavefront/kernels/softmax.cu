@@ -1,4 +1,4 @@
-// Cross-entropy of a softmax, and its gradient by the logits and by the bias behind them: one read of the logits, one write
+// Cross-entropy of a softmax, and its gradient by the logits and by the bias that they include: one read of the logits, one write
 // of their gradient. A thread block takes one row (token) after the other: each thread keeps its columns (words) of the row in
 // registers, and their gradients' sums, over all rows of the block, in shared memory.
 //
