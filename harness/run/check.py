@@ -50,9 +50,11 @@ def check(device: str, frameworks: Sequence[str], say: Callable[[str], None]) ->
             if hidden > 0:
                 say(f"{hidden} of {len(found)} GPUs hidden: CUDA_VISIBLE_DEVICES={visible}; unset it to use them all")
     for framework in frameworks:
-        if reason := environments.missing(framework, "keras"):
+        if reason := environments.missing(framework):
             raise UserError(f"{TITLES[framework]}: {reason}")
         say(_try(framework, device))
+        if reason := environments.missing(framework, "keras"):
+            say(f"rows of Keras on {TITLES[framework]} are skipped: {reason}")
 
 
 def frameworks_here(peers: bool) -> list[str]:
