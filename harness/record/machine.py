@@ -20,7 +20,7 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulat
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
 # those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
-    r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
+    r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|PYTHON|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
     r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"

@@ -129,7 +129,13 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
     """One line each for what makes the rows of one table hard to compare: machine, data, code or settings."""
     names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
     facts = {key: environment(key) for key in ENVIRONMENT}
-    facts |= {name: environment_package(name) for name in names if name not in ENVIRONMENT}
+    # Each framework may have a Python of its own: other packages there are no difference between its rows.
+    alike = [[record for record in rows if value_at(record, f"environment.{name}")] for name in frameworks.FRAMEWORKS]
+    facts |= {
+        name: environment_package(name)
+        for name in names
+        if name not in ENVIRONMENT and any(len(spread(group, environment_package(name))) > 1 for group in alike)
+    }
     facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
     different = [f"{key} {told(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []

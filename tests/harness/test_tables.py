@@ -214,6 +214,15 @@ def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another
     assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
 
 
+def test_other_packages_of_another_frameworks_python_are_no_difference_and_within_a_framework_they_are(tmp_path):
+    ours, peer = {"packages": {"pandas": "3.1.1"}}, {"tensorflow": None, "keras": None, "torch": "2.15.0"}
+    other = {"packages": {"pandas": "3.0.6"}}
+    rows = make(environment=ours), make("torch_lstm", environment={**peer, **other})
+    assert "Not one environment" not in page_of(tmp_path / "frameworks", *rows)
+    text = page_of(tmp_path / "one", rows[0], make("keras_cudnn", environment=other))
+    assert "**Not one environment**: pandas 3.1.1 (`keras`); 3.0.6 (`keras_cudnn`)." in text
+
+
 def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):
     failed = {**PROOF, "ok": False, "outputs_err": None, "failed": ["outputs"]}
     text = page_of(tmp_path / "run", make(), make("keras_cudnn", status="failed", reason="wrong", proof=failed))
