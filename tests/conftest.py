@@ -28,8 +28,7 @@ def _configured():
     from harness.frameworks.tensorflow import TensorFlowRuntime
     from harness.record import machine
 
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return TensorFlowRuntime("cpu", "fp32", max(1, machine.physical_cores() // processes))
+    return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())  # as a row's process has them
 
 
 def pytest_collection_finish():

@@ -192,6 +192,8 @@ from pathlib import Path
 from harness.record import records
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
+if "--plan" in sys.argv:
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0}'))
 out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
 here = Path(__file__)
 code = "import sys; from harness.record import records; records.open_run(sys.argv[1])"
@@ -218,7 +220,7 @@ def scripts(tmp_path, monkeypatch):
     folder.mkdir()
     for name in NAMES:
         (folder / f"{name}.py").write_text(
-            HEADER.format(config="small", configs='{"small": {"UNITS": 8}}', more="") + TRIES
+            HEADER.format(config="small", configs='{"small": {"UNITS": 8}}', more="", runs="") + TRIES
         )
     return folder
 
@@ -333,6 +335,8 @@ from harness.run import benchmark; from harness.record import records
 from harness.errors import CrashError
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
+if "--plan" in sys.argv:
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0}'))
 with open(Path(__file__).with_name("told"), "a") as file:
     file.write(Path(__file__).stem + "\\n")
 if Path(__file__).stem == "mnist":
@@ -347,7 +351,7 @@ if Path(__file__).stem == "mnist":
 
 def test_a_full_disk_in_one_script_leaves_the_others_running_and_the_tables_drawn(scripts, capfd):
     for name in NAMES:
-        header = HEADER.format(config="small", configs='{"small": {"UNITS": 8}}', more="")
+        header = HEADER.format(config="small", configs='{"small": {"UNITS": 8}}', more="", runs="")
         (scripts / f"{name}.py").write_text(header + FILLS)
     out = scripts.parent / "out"
     assert suite.main(["--only=mnist,synthetic", "--device=cpu", f"--out={out}"], scripts) == 1

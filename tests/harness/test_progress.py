@@ -1,9 +1,9 @@
 """How far a run is, and how long it will take: one bar over all scripts, and what it goes by."""
 
 import fcntl
+import importlib
 import json
 import os
-import pty
 import re
 import struct
 import subprocess
@@ -89,7 +89,7 @@ def test_one_bar_spans_the_whole_run_on_a_terminal_and_what_scripts_print_stays_
         "import sys; from pathlib import Path; from harness.run import suite\n"
         "sys.exit(suite.main(['--quick', '--device=cpu', '--out=' + sys.argv[2]], Path(sys.argv[1])))"
     )
-    own, terminal = pty.openpty()
+    own, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     command = [sys.executable, "-c", code, str(scripts), str(scripts.parent / "out")]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL)
@@ -144,7 +144,7 @@ def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
         for name, seconds in scripts_of.items() if key != "about" else ():
             if name == "machine":
                 continue
-            module = __import__(f"benchmarks.{name.split()[0]}", fromlist=["ROWS_TABLE"])
+            module = importlib.import_module(f"benchmarks.{name.split()[0]}")
             assert set(seconds) <= frameworks | set(module.ROWS_TABLE), (key, name)
             assert all(value > 0 for value in seconds.values())
 
@@ -173,7 +173,7 @@ def test_processes_within_a_budget_are_counted_as_the_rounds_do():
 @pytest.mark.parametrize("option", ["--time-steps=99999999", "--batch-size=100000", "--units=10000000"])
 @pytest.mark.parametrize("name", jobs.SCRIPTS)
 def test_size_that_cannot_run_is_one_line_and_nothing_is_written(name, option, tmp_path, capsys):
-    module = __import__(f"benchmarks.{name}", fromlist=["BENCHMARK"])
+    module = importlib.import_module(f"benchmarks.{name}")
     if not hasattr(module, option[2:].split("=")[0].upper().replace("-", "_")) or (
         name == "mnist" and "time-steps" in option
     ):
@@ -197,7 +197,7 @@ def test_memory_of_the_gpu_counts_where_a_gpu_is_asked_for(stub, monkeypatch, ca
 def test_presets_of_every_script_fit_into_a_small_machine(monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * 1024**3)
     for name in jobs.SCRIPTS:
-        module = __import__(f"benchmarks.{name}", fromlist=["BENCHMARK"])
+        module = importlib.import_module(f"benchmarks.{name}")
         parent = getattr(module, "sweep", None)
         kind = parent.Sweep if parent else benchmark.Parent
         for preset in jobs.PRESETS:
