@@ -1,4 +1,4 @@
-"""Small stacks of cudnn_rnn.py with the same arguments whatever runs them, their outputs and all their gradients."""
+"""Small stacks of models/cudnn/rnn.py with the same arguments whatever runs them, their outputs and all their gradients."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Small layers of cudnn_layers.py with random weights and biases, and Keras' own layers with the same ones."""
+"""Small layers of models/cudnn/layers.py with random weights and biases, and Keras' own layers with the same ones."""
 
 import keras
 import numpy as np

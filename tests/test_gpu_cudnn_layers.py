@@ -1,4 +1,4 @@
-"""The layers of cudnn_layers.py on an NVIDIA GPU: cuDNN computes what TensorFlow's ops compute, as a Keras layer."""
+"""The layers of models/cudnn/layers.py on an NVIDIA GPU: cuDNN computes what TensorFlow's ops compute, as a Keras layer."""
 
 import keras
 import numpy as np

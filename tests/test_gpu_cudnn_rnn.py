@@ -1,4 +1,4 @@
-"""The classes of cudnn_rnn.py on an NVIDIA GPU: cuDNN computes what TensorFlow's ops compute from the same flat buffer."""
+"""The classes of models/cudnn/rnn.py on an NVIDIA GPU: cuDNN computes what TensorFlow's ops compute from the same flat buffer."""
 
 import functools
 import itertools

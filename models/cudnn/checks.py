@@ -1,4 +1,4 @@
-"""What the classes of cudnn_rnn.py ask of their arguments.
+"""What the classes of models/cudnn/rnn.py ask of their arguments.
 
 What is known when the call is made is a ValueError in one line: the argument, what was given, what is allowed. What only a
 running graph knows is checked there, before anything is computed from it (tf.errors.InvalidArgumentError): cuDNN itself looks at

@@ -1,4 +1,4 @@
-"""CudnnLSTMLayer, CudnnGRULayer, CudnnRNNTanhLayer and CudnnRNNReluLayer: the stacks of cudnn_rnn.py as Keras layers.
+"""CudnnLSTMLayer, CudnnGRULayer, CudnnRNNTanhLayer and CudnnRNNReluLayer: the stacks of models/cudnn/rnn.py as Keras layers.
 
     model = keras.Sequential([
         keras.Input((None, 64)),
@@ -37,7 +37,7 @@ register = keras.saving.register_keras_serializable("lstm_benchmarks")
 
 
 class CudnnLayer(StackLayer):
-    """What the four layers share; each names its class of cudnn_rnn.py in `model_class`.
+    """What the four layers share; each names its class of models/cudnn/rnn.py in `model_class`.
 
     Args:
         units: units of every layer (and of each of its directions).
@@ -137,7 +137,7 @@ class CudnnLayer(StackLayer):
         return outputs, finals
 
     def _model(self, input_size: int, use_cudnn: bool | str, dropout: float | None = None):
-        """The stack of cudnn_rnn.py. It holds no numbers, so every call makes its own."""
+        """The stack of models/cudnn/rnn.py. It holds no numbers, so every call makes its own."""
         return self.model_class(
             self.num_layers,
             self.units,

@@ -1,4 +1,4 @@
-"""The parameters of cudnn_rnn.py's models in a tf.train.Checkpoint, in cuDNN's canonical form.
+"""The parameters of models/cudnn/rnn.py's models in a tf.train.Checkpoint, in cuDNN's canonical form.
 
     encoder = CudnnLSTMSaveable(encoder_lstm, encoder_params, name="encoder")
     decoder = CudnnLSTMSaveable(decoder_lstm, decoder_params, name="decoder")

@@ -1,4 +1,4 @@
-"""The arithmetic of one step of an LSTM, forward and backward, for any number of lanes at once; see wavefront_schedule.py."""
+"""The arithmetic of one step of an LSTM, forward and backward, for any number of lanes at once; see models/wavefront/schedule.py."""
 
 from collections.abc import Sequence
 

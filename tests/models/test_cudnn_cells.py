@@ -1,4 +1,4 @@
-"""The cells of cudnn_cells.py: cuDNN's, and no others."""
+"""The cells of models/cudnn/cells.py: cuDNN's, and no others."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Layers of cudnn_layers.py from and to keras.layers and torch.nn: the same weights, the same outputs."""
+"""Layers of models/cudnn/layers.py from and to keras.layers and torch.nn: the same weights, the same outputs."""
 
 import keras
 import numpy as np

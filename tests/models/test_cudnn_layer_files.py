@@ -1,4 +1,4 @@
-"""Files of the layers of cudnn_layers.py: they hold the canonical tensors, and only what fits is loaded."""
+"""Files of the layers of models/cudnn/layers.py: they hold the canonical tensors, and only what fits is loaded."""
 
 import zipfile
 

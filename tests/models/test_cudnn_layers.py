@@ -1,4 +1,4 @@
-"""The layers of cudnn_layers.py: compared with stacks of Keras' own, and what a Keras layer has to do."""
+"""The layers of models/cudnn/layers.py: compared with stacks of Keras' own, and what a Keras layer has to do."""
 
 import itertools
 import json

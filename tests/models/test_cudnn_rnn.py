@@ -1,4 +1,4 @@
-"""The classes of cudnn_rnn.py without cuDNN: compared with PyTorch, finite differences, and what their arguments promise."""
+"""The classes of cudnn/rnn.py without cuDNN: compared with PyTorch, finite differences, and what their arguments promise."""
 
 import functools
 import types

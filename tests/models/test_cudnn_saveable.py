@@ -1,4 +1,4 @@
-"""cudnn_saveable.py: what is saved comes back bit by bit, and a file that does not fit changes nothing."""
+"""models/cudnn/saveable.py: what is saved comes back bit by bit, and a file that does not fit changes nothing."""
 
 import numpy as np
 import pytest
