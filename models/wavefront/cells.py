@@ -1,4 +1,4 @@
-"""The arithmetic of one step of an LSTM, forward and backward, for any number of lanes at once; see models/wavefront/schedule.py."""
+"""The arithmetic of one step of an LSTM, forward and backward, for any number of lanes at once; see schedule.py."""
 
 from collections.abc import Sequence
 
