@@ -18,7 +18,7 @@ holds as many batches, and the host the next ones, which a thread takes meanwhil
 
 Batches have one shape but for the batch size. Those of another size than the first of an epoch, in practice the last and smaller
 one, run one by one in a program of that size, compiled when it first comes. A call of fewer batches, such as an epoch's last,
-runs in the same program, which takes their number as an argument. Every size has a trace of its own, many sizes many, and a
+runs in the same program, which takes their number as an argument. Every size has a trace of its own, and a
 step of `fit` or `evaluate` knows its batch's size: a layer that needs one, such as WavefrontLSTM(implementation="persistent"),
 gets it whatever the data's size. `predict` and `train_on_batch` are Keras' own, and so is all with steps_per_execution=1: there
 such a layer needs data whose batches all have one size.
