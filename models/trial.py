@@ -63,6 +63,9 @@ class LanguageModelTrial:
     """
 
     time_major = False
+    update_rounding = (
+        0.0  # by how large a part the framework's own clipping makes all updates too large, where that is known
+    )
 
     # -- of each framework ---------------------------------------------------------------------------------------------
 

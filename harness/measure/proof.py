@@ -230,6 +230,7 @@ class Proof:
 
     def __init__(self, precision: str) -> None:
         self.precision, self.limit = precision, LIMITS[precision]
+        self.rounding = ROUNDING[precision]
         self.errors: dict[str, float] = {}
         self.worst_at: dict[str, str] = {}  # proof: tensor or step of its error
         self.failures: dict[str, str] = {}
@@ -239,7 +240,7 @@ class Proof:
 
     def _loss_limits(self, reference: Mapping[str, Any]) -> np.ndarray:
         """Limits [n] of a training's losses, n being where the curve ends: at CURVE_STEPS, or before its first chaotic step."""
-        moves = SLACK * ROUNDING[self.precision] * np.asarray(reference["loss_sensitivity"])
+        moves = SLACK * self.rounding * np.asarray(reference["loss_sensitivity"])
         moves = np.maximum(moves, COARSE[self.precision] * np.asarray(reference["rounded_losses"]))
         moves = moves[moves <= CURVE_END * self.limit.loss]  # the first ones: they never fall
         return np.maximum(self.limit.loss, moves)
@@ -256,7 +257,7 @@ class Proof:
         stored, rounded = stored_error(start, reference["updates"], norm_2), reference["rounded_updates"]
         limits = {}
         for name in stored:
-            moves = ROUNDING[self.precision] * float(reference["update_sensitivity"][name])
+            moves = self.rounding * float(reference["update_sensitivity"][name])
             explained = max(SLACK * stored[name], SLACK * moves, COARSE[self.precision] * float(rounded[name]))
             limits[name] = max(self.limit.update, min(WIDEST, explained))
         return limits
@@ -302,6 +303,7 @@ class Proof:
         """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
         trial.restore()
         start = trial.weights()
+        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
         trial.train_steps(1)
         limits = self._gradient_limits(start, reference)
         self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error, limits))

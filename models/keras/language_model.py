@@ -7,6 +7,7 @@ runs eagerly with zero_grad, backward and optimizer.apply, as Keras' guides for 
 those of models/tf/language_model.py. KERAS_BACKEND has to be set before Keras is imported, so before this module is.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -305,6 +306,14 @@ class TorchKerasLanguageModel(KerasLanguageModel):
 
     def _dropout_layer(self, policy):
         return keras.layers.Dropout(self.dropout_rate, dtype=policy)  # reads its rate at every call
+
+    @functools.cached_property
+    def update_rounding(self) -> float:
+        """What Keras' clipping by the global norm is wrong by: on a CPU PyTorch adds up float32 squares one after the other."""
+        x = self._torch.randn(self._start[0].numel(), generator=self._torch.Generator().manual_seed(1))
+        x = x.to(self._start[0])
+        wide = self._torch.linalg.vector_norm(x, dtype=self._torch.float64)
+        return float(abs(self._torch.linalg.vector_norm(x) / wide - 1.0))
 
     def restore(self):
         variables = [*self.model.trainable_variables, *self.optimizer.variables]
