@@ -80,6 +80,7 @@ def _behaviour(row: str, precision: str) -> dict[str, dict]:
     import numpy as np
 
     trial = language_model(row, precision, ptb=True)
+    seeds = {tuple(np.array(layer.seed_generator.state).tolist()) for layer in trial.dropouts}
     dropped = [float(trial.train(batch)) for batch in trial.batches[:3]]
     trial.restore()
     plain = trial.train_steps(3)
@@ -95,6 +96,7 @@ def _behaviour(row: str, precision: str) -> dict[str, dict]:
     return {
         "behaviour": {
             "dropout_changes_the_loss_by": float(np.abs(np.array(dropped) / plain - 1).max()),
+            "places_that_share_masks": len(trial.dropouts) - len(seeds),
             "an_epoch_moves_the_weights": any((moved[name] != start[name]).any() for name in start),
             "rate_0_leaves_the_weights": same,
             "losses": [epoch, still, trial.evaluate([trial.stage(*pair) for pair in two_steps], lone)],

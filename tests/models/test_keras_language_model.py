@@ -24,6 +24,7 @@ def test_row_passes_its_proof(row, precision):
         assert record["ok"], f"{case}: {record['reason']}"
     assert not behaviour["tensorflow"]
     assert behaviour["dropout_changes_the_loss_by"] > 1e-4
+    assert behaviour["places_that_share_masks"] == 0
     assert behaviour["an_epoch_moves_the_weights"] and behaviour["rate_0_leaves_the_weights"]
     assert all(6 < loss < 8 for loss in behaviour["losses"])  # of 1000 words, untrained: ln 1000 is 6.9
 
