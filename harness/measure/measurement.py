@@ -16,9 +16,7 @@ from harness.record import machine
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
-AROUND_NOTE = (
-    "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/measure/clocks.py"
-)
+AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validations: see docs/reading-tables.md"
 CURVE_NOTE = (
     "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )

@@ -288,8 +288,7 @@ class Parent:
     def _run_rows(self) -> None:
         wanted = [row for row in self.rows if not self._settled(row)]
         earlier = {row: self._earlier(row) for row in wanted}
-        if "resume" in self.flags:
-            self._say_what_is_replaced([row for row in wanted if not earlier[row]])
+        self._say_what_is_replaced([row for row in wanted if not earlier[row]])
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.stopping_rule.least
@@ -311,11 +310,15 @@ class Parent:
                         del spent[row]
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
+        resumed = "resume" in self.flags
         paths = {row: [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes] for row in rows}
-        measured = [row for row in rows if any(resume.was_measured(path, resumed=True) for path in paths[row])]
-        if measured:
-            why = "other settings, data, code or packages"
-            print(f"--resume: measured anew, since their records are of {why}: {', '.join(measured)}", file=sys.stderr)
+        measured = [row for row in rows if any(resume.was_measured(path, resumed) for path in paths[row])]
+        if not measured:
+            return
+        said = "--resume: measured anew, since their records are of other settings, data, code or packages"
+        if not resumed:
+            said = f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
+        print(f"{said}: {', '.join(measured)}", file=sys.stderr)
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""

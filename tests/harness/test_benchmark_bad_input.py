@@ -73,6 +73,13 @@ def test_a_second_run_into_the_same_folder_is_refused(stub, capfd):
     assert stub.starts() == []
 
 
+def test_records_that_a_run_replaces_are_named(stub, capfd):
+    assert stub.main("--rows=first") == 0
+    assert "replaced" not in capfd.readouterr().err
+    assert stub.main("--rows=first") == 0
+    assert "has records of these rows, which are replaced (--out=DIR keeps both): first\n" in capfd.readouterr().err
+
+
 def test_a_corrupt_record_is_named_by_resume_and_replaced_without_it(stub, capfd):
     assert stub.main("--rows=first") == 0
     path = stub.out / "rows" / "stub.small.first.train.cpu.fp32.json"
