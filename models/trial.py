@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from models.reference import expected
 from models.reference.expected import SHOWN, upstream
 
 
@@ -38,6 +39,13 @@ def rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[floa
     return (rates[0] if num_layers > 1 else 0.0), rates[-1]
 
 
+def layers_of(states: Sequence[np.ndarray]) -> list:
+    """Canonical states (layers × directions × (h, c)) of h and c of all layers [layers, batch, units], or of each in turn."""
+    if states[0].ndim == 3:
+        return [[pair] for pair in zip(*states, strict=True)]
+    return [[pair] for pair in zip(states[::2], states[1::2], strict=True)]
+
+
 @contextlib.contextmanager
 def dropout_off(model: Any) -> Iterator[None]:
     """A context in which `model.set_dropout_rate` has set the rate to 0; `model.dropout_rate` comes back after it."""
@@ -63,6 +71,9 @@ class LanguageModelTrial:
     """
 
     time_major = False
+    update_rounding = (
+        0.0  # by how large a part the framework's own clipping makes all updates too large, where that is known
+    )
 
     # -- of each framework ---------------------------------------------------------------------------------------------
 
@@ -98,8 +109,16 @@ class LanguageModelTrial:
         """(loss, hidden, logits, final states) of a forward pass."""
         raise NotImplementedError
 
-    def _run_stack(self, batch: tuple) -> Sequence:
-        """By what `stack_alone` times: mean(outputs²), the outputs, and the gradients by inputs and the stack's parameters."""
+    def stack_alone(self, batch: tuple) -> Sequence:
+        """The stack's forward pass in training mode, without dropout, and its backward pass.
+
+        Args:
+            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
+
+        Returns:
+            mean(outputs²), a device scalar, the outputs, and the gradients by the inputs and by each of the stack's parameters:
+            all are results of what is timed, so that none can be left out as unused.
+        """
         raise NotImplementedError
 
     def _weights(self) -> Sequence:
@@ -108,6 +127,10 @@ class LanguageModelTrial:
 
     def _applied(self) -> Sequence:
         """The gradients that the one step since `restore` applied."""
+        raise NotImplementedError
+
+    def _moments(self) -> tuple[float, Sequence, Sequence] | None:
+        """Adam's steps so far, and its first and second moments of all weights; None of SGD."""
         raise NotImplementedError
 
     def _set_learning_rate(self, rate: float) -> None:
@@ -126,11 +149,11 @@ class LanguageModelTrial:
         gradient = self._staged(self._batch_major(upstream((*self._batch_major(tokens[0]).shape, self.stack.units))))
         return [(self._staged(table[ids]), gradient) for ids in tokens]
 
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, d_inputs, *gradients = (self.numpy(x) for x in self._run_stack(self.stack_batches[0]))
-        found = {"hidden": self._batch_major(hidden), "inputs": self._batch_major(d_inputs)}
-        return found | self.stack.to_canonical(gradients)
+    def stack_results(self, number: int = 0) -> dict[str, np.ndarray]:
+        """`stack_alone` on one of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
+        _, *tensors = (self.numpy(x) for x in self.stack_alone(self.stack_batches[number]))
+        found = {name: self._batch_major(x) for name, x in zip(("hidden", "inputs"), tensors, strict=False)}
+        return found | (self.stack.to_canonical(tensors[2:]) if tensors[2:] else {})
 
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
@@ -145,10 +168,47 @@ class LanguageModelTrial:
         """Losses [count] of forward passes over the first batches."""
         return np.array([self.numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
 
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off."""
+    def train_steps(self, count: int, first: int = 0) -> np.ndarray:
+        """Losses [count] of that many training steps from batch `first` on, with dropout off."""
+        batches = [self.batches[k % len(self.batches)] for k in range(first, first + count)]
         with self.without_dropout():
-            return np.array([self.numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
+            return np.array([self.numpy(self.train(batch)) for batch in batches])
+
+    def reference_step(
+        self, setup: Mapping[str, float], number: int, update: bool
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """(loss, update of every weight) of the float64 reference's step from the weights, states and optimizer as they are now.
+
+        Args:
+            setup: as the reference file has it (models.reference.expected.language_model).
+            number: of the batch.
+            update: False: the loss alone, and {}.
+        """
+        weights, states = self.weights(), layers_of([self.numpy(state) for state in _flat(self.states)])
+        made = self._moments()
+        moments = made and (int(made[0]), *(self._canonical(part) for part in made[1:]))
+        tokens, targets = self.batches[number % len(self.batches)]
+        batch = [self._batch_major(self.numpy(ids)) for ids in (_flat(tokens)[0], targets)]
+        return expected.step(setup, weights, states, batch, moments, update)
+
+    def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+        """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
+        self.restore()
+        weights, states = self.weights(), layers_of([self.numpy(state) for state in _flat(self.initial_states)])
+        kernel = np.zeros_like(weights["dense_0/kernel"])
+        batches = self.batches
+        self.start_from(weights | {"dense_0/kernel": kernel, "dense_0/bias": bias.astype(kernel.dtype)}, states)
+        try:
+            self.batches = [(batches[0][0], self._staged_targets(targets))]
+            self.train_steps(1)
+            return self.first_gradients()
+        finally:
+            self.batches = batches
+            self.start_from(weights, states)
+
+    def _staged_targets(self, targets: np.ndarray) -> Any:
+        """Targets [batch, time] as a staged batch has them."""
+        return self.stage(targets, targets)[1]
 
     def unproven(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
@@ -204,6 +264,11 @@ class LanguageModelTrial:
     def _batch_major(self, array: np.ndarray) -> np.ndarray:
         """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
         return array.swapaxes(0, 1) if self.time_major else array
+
+
+def _flat(states: Any) -> list:
+    """The tensors of nested tuples and lists, in their order."""
+    return [tensor for part in states for tensor in _flat(part)] if isinstance(states, tuple | list) else [states]
 
 
 NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer

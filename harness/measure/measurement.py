@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, host_reads
+from harness.measure import after_blocks, clocks, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
@@ -26,8 +26,10 @@ CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses
 
 
 def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
-    """(what is timed, the batches that it is timed on) of a trial in one mode."""
-    return (trial.stack_alone, trial.stack_batches) if mode == "stack" else (getattr(trial, mode), trial.batches)
+    """(what is timed, the batches that it is timed on) of a trial in one mode; it returns its loss, a device scalar."""
+    if mode == "stack":
+        return lambda batch: trial.stack_alone(batch)[0], trial.stack_batches
+    return getattr(trial, mode), trial.batches
 
 
 class Measurement:
@@ -83,10 +85,10 @@ class Measurement:
             step, batches = timed_of(trial, mode)
             trial.restore()
             called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-            proof = self._prove(trial, mode)
+            proof, profile = self._prove(trial, mode)
             part = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
             if not proof.failures:
-                part |= self._time(trial, mode, proof, items_per_batch, utilisation) | {"unit": unit}
+                part |= self._time(trial, mode, proof, profile, items_per_batch, utilisation) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
@@ -95,7 +97,8 @@ class Measurement:
         """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
         return clocks.seconds_of(lambda: trial.trace(mode), self.runtime.sync)[0] if hasattr(trial, "trace") else 0.0
 
-    def _prove(self, trial: Any, mode: str) -> Proof:
+    def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
+        """The proof, and the profile of one step."""
         proof = Proof(self.precision)
         trial.restore()
         step, batches = timed_of(trial, mode)
@@ -117,10 +120,16 @@ class Measurement:
         lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
-        return proof
+        return proof, profile
 
     def _time(
-        self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int], utilisation: bool = True
+        self,
+        trial: Any,
+        mode: str,
+        proof: Proof,
+        profile: dict,
+        items_per_batch: int | Sequence[int],
+        utilisation: bool = True,
     ) -> dict:
         c = self._protocol
         step, batches = timed_of(trial, mode)
@@ -138,12 +147,14 @@ class Measurement:
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
         )
-        proof.clock(timed.lag_s, timed.lag_limit_s)
+        proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        if not (self.process or proof.failures):
+            self._after_blocks(trial, mode, proof, profile, timed.batches_per_block)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
             notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
@@ -161,6 +172,14 @@ class Measurement:
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }
+
+    def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
+        """See harness.measure.after_blocks."""
+        training = mode == "train"
+        moved = trial.weights() if training and not trial.has_dropout else None
+        if training:
+            after_blocks.hold_next_steps(proof, trial, self.reference, size)
+        after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)
 
     def fit(
         self,
@@ -228,7 +247,7 @@ class Measurement:
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
         """
         first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
-        proof = self._prove(trial, "train")
+        proof, _ = self._prove(trial, "train")
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()

@@ -78,6 +78,10 @@ SLACK = 4.0
 # Times what coarse rounding of the weights does to a classifier, whose relu turns on or off: of the reference with products of 10
 # bits, rounded, on 16 seeds of MNIST and the digits, errors are half of that at most; without it 2 of 16 fail.
 COARSE = {"fp32": 0.0, "tf32": 2.0, "fp16": 2.0}
+ALONG_LIMIT = (
+    0.1  # how far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05
+)
+CLIPPED_LIMIT = 0.05  # the same of gradients on the other side of the bound of clipping
 CURVE_END = 100.0  # times LIMITS' loss: a limit beyond that would tell nothing
 STORED = 2.0**-24  # rounding of a float32 weight, which is the master's in every precision
 WIDEST = 0.5  # limit of gradients and updates: a layer that is left out errs by 1
@@ -108,8 +112,16 @@ class Trial(Protocol):
     def weights(self) -> Mapping[str, np.ndarray]:
         """All weights now, under canonical names."""
 
-    def stack_results(self) -> Mapping[str, np.ndarray]:
-        """Of the stack alone, on the first of its batches: "hidden", and the gradients by "inputs" and its weights."""
+    def reference_step(
+        self, setup: Mapping[str, float], number: int, update: bool
+    ) -> tuple[float, Mapping[str, np.ndarray]]:
+        """(loss, update of every weight) by the float64 reference of a step on batch `number` from everything as it is now."""
+
+    def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> Mapping[str, np.ndarray]:
+        """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
+
+    def stack_results(self, number: int = 0) -> Mapping[str, np.ndarray]:
+        """Of the stack alone, on one of its batches: "hidden", and the gradients by "inputs" and its weights."""
 
     def unproven(self) -> str:
         """How the timed callable differs from the one that the proof ran; "" where it does not."""
@@ -192,6 +204,14 @@ def stored_error(
     return {name: STORED * float(norm(weights[name])) / size if size else 0.0 for name, size in sizes.items()}
 
 
+def along(values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """<a, b> / <b, b> over all tensors: how long a is along b. Noise, which points elsewhere, leaves it; a rate does not."""
+    shared = [
+        (np.float64(values[name]).ravel(), np.float64(reference[name]).ravel()) for name in reference if name in values
+    ]
+    return sum(float(a @ b) for a, b in shared) / max(sum(float(b @ b) for _, b in shared), np.finfo(float).tiny)
+
+
 def relative_range(values: np.ndarray) -> np.ndarray:
     """(max - min) / max|…| over the first axis."""
     return np.ptp(values, axis=0) / np.abs(values).max(axis=0)
@@ -230,6 +250,7 @@ class Proof:
 
     def __init__(self, precision: str) -> None:
         self.precision, self.limit = precision, LIMITS[precision]
+        self.rounding = ROUNDING[precision]
         self.errors: dict[str, float] = {}
         self.worst_at: dict[str, str] = {}  # proof: tensor or step of its error
         self.failures: dict[str, str] = {}
@@ -239,7 +260,7 @@ class Proof:
 
     def _loss_limits(self, reference: Mapping[str, Any]) -> np.ndarray:
         """Limits [n] of a training's losses, n being where the curve ends: at CURVE_STEPS, or before its first chaotic step."""
-        moves = SLACK * ROUNDING[self.precision] * np.asarray(reference["loss_sensitivity"])
+        moves = SLACK * self.rounding * np.asarray(reference["loss_sensitivity"])
         moves = np.maximum(moves, COARSE[self.precision] * np.asarray(reference["rounded_losses"]))
         moves = moves[moves <= CURVE_END * self.limit.loss]  # the first ones: they never fall
         return np.maximum(self.limit.loss, moves)
@@ -256,7 +277,7 @@ class Proof:
         stored, rounded = stored_error(start, reference["updates"], norm_2), reference["rounded_updates"]
         limits = {}
         for name in stored:
-            moves = ROUNDING[self.precision] * float(reference["update_sensitivity"][name])
+            moves = self.rounding * float(reference["update_sensitivity"][name])
             explained = max(SLACK * stored[name], SLACK * moves, COARSE[self.precision] * float(rounded[name]))
             limits[name] = max(self.limit.update, min(WIDEST, explained))
         return limits
@@ -296,12 +317,19 @@ class Proof:
         self.outputs({"loss": losses[0], **hidden}, reference["stack_outputs"])
         gradients = reference["stack_gradients"]
         self.hold("gradients", *worst(found, gradients, max_error, dict.fromkeys(gradients, self.limit.gradients)))
+        if len(trial.stack_batches) > 1:
+            other = trial.stack_results(1)
+            same = [name for name, array in found.items() if np.array_equal(array, other.get(name))]
+            if same:
+                told = f"{', '.join(same)} are the same for another batch: they were not computed anew"
+                self.failures.setdefault("gradients", told)
         self.losses("the stack's passes", losses, reference["stack_losses"])
 
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
         """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
         trial.restore()
         start = trial.weights()
+        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
         trial.train_steps(1)
         limits = self._gradient_limits(start, reference)
         self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error, limits))
@@ -314,7 +342,23 @@ class Proof:
         updates = {name: array - start[name] for name, array in trial.weights().items()}
         limits = self._update_limits(start, reference)
         self.hold("update", *worst(updates, reference["updates"], norm_error, limits))
+        sizes = [norm_2(update) ** 2 for update in reference["updates"].values()]
+        sensitivity = [float(reference["update_sensitivity"][name]) ** 2 for name in reference["updates"]]
+        moves = SLACK * self.rounding * math.sqrt(np.average(sensitivity, weights=sizes))
+        limit = max(ALONG_LIMIT, min(WIDEST, max(moves, COARSE[self.precision] * float(reference["rounded_length"]))))
+        self.hold_length("update", "the update", along(updates, reference["updates"]), limit)
+        if len(reference["clip_bias"]):
+            found = trial.gradients_elsewhere(reference["clip_bias"], reference["clip_targets"].astype(np.int64))
+            length = along(found, reference["clip_gradients"])
+            self.hold_length("clipping", "the gradient on the other side of the bound", length, CLIPPED_LIMIT)
         trial.restore()
+
+    def hold_length(self, proof: str, what: str, length: float, limit: float = ALONG_LIMIT) -> None:
+        """Fail where `length` (see `along`) is not 1."""
+        if not abs(length - 1.0) <= limit:
+            self.failures.setdefault(
+                proof, f"{what} is {length:.3g} times as long as the reference's, limit 1 ± {limit:.2g}"
+            )
 
     def callable(self, unproven: str) -> None:
         """Fail where the timed callable is not the proven one, and `unproven` says how it differs."""
@@ -357,12 +401,16 @@ class Proof:
                 "spread", f"the timed blocks' mean losses differ by {means:.2g}, limit {MEANS_LIMIT:g}"
             )
 
-    def clock(self, lag_s: Sequence[float], limit_s: Sequence[float]) -> None:
+    def clock(self, lag_s: Sequence[float], limit_s: Sequence[float], at_work: Sequence[str]) -> None:
         """`lag_s`, per block: how long its last loss had to be waited for after the clock had stopped; `limit_s`: may have been.
 
         One block within its limit is enough: what came between in another one was no work of the row's, since that would be in
         every block. See harness.measure.clocks.lag_limit.
+        `at_work`: per block, the thread of Python that was at work when its clock stopped, or "".
         """
+        if all(at_work):
+            told = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
+            self.failures.setdefault("clock", told)
         if all(not lag <= limit for lag, limit in zip(lag_s, limit_s, strict=True)):
             told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
             self.failures.setdefault("clock", told)

@@ -7,6 +7,7 @@ runs eagerly with zero_grad, backward and optimizer.apply, as Keras' guides for 
 those of models/tf/language_model.py. KERAS_BACKEND has to be set before Keras is imported, so before this module is.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -134,12 +135,9 @@ class KerasLanguageModel(trial.LanguageModelTrial):
         return loss
 
     def stack_alone(self, batch: tuple):
-        """The LSTM layers' forward pass in training mode, without dropout, and backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
-        """
-        return self._stack_alone(*batch, self.initial_states)[0]
+        """As of LanguageModelTrial."""
+        loss, outputs, gradients = self._stack_alone(*batch, self.initial_states)
+        return [loss, outputs, *gradients]
 
     def _forward(self, tokens, targets, states) -> tuple:
         """(loss, hidden, logits, final states)."""
@@ -169,6 +167,13 @@ class KerasLanguageModel(trial.LanguageModelTrial):
     def _weights(self):
         return [self._value_of(v) for v in self.model.trainable_variables]
 
+    def _moments(self):
+        own = self.optimizer
+        if not isinstance(own, keras.optimizers.Adam):
+            return None
+        m, v = ([self._value_of(x) for x in part] for part in (own._momentums, own._velocities))
+        return self._value_of(own.iterations), m, v
+
     def _value_of(self, variable: keras.Variable) -> np.ndarray:
         """What a variable of the model or the optimizer holds now."""
         raise NotImplementedError
@@ -195,10 +200,6 @@ class KerasLanguageModel(trial.LanguageModelTrial):
 
     def _pass(self, tokens, targets, states):
         return self._forward(tokens, targets, states)
-
-    def _run_stack(self, batch):
-        loss, outputs, gradients = self._stack_alone(*batch, self.initial_states)
-        return [loss, outputs, *gradients]
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple:
         """Put one batch [batch, time] on the device."""
@@ -305,6 +306,14 @@ class TorchKerasLanguageModel(KerasLanguageModel):
 
     def _dropout_layer(self, policy):
         return keras.layers.Dropout(self.dropout_rate, dtype=policy)  # reads its rate at every call
+
+    @functools.cached_property
+    def update_rounding(self) -> float:
+        """What Keras' clipping by the global norm is wrong by: on a CPU PyTorch adds up float32 squares one after the other."""
+        x = self._torch.randn(self._start[0].numel(), generator=self._torch.Generator().manual_seed(1))
+        x = x.to(self._start[0])
+        wide = self._torch.linalg.vector_norm(x, dtype=self._torch.float64)
+        return float(abs(self._torch.linalg.vector_norm(x) / wide - 1.0))
 
     def restore(self):
         variables = [*self.model.trainable_variables, *self.optimizer.variables]

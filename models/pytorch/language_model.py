@@ -113,19 +113,11 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             self.states = states
         return loss
 
-    def stack_alone(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The stack's forward pass in training mode, without dropout, and its backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [time, batch, embedding] and the gradient by the outputs.
-        """
-        return self._run_stack(batch)[0]
+    def stack_alone(self, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """As of LanguageModelTrial, all tensors with time first."""
+        return self._stack_step(*batch)
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
-
-    def _run_stack(self, batch) -> list[Tensor]:
-        """mean(outputs²), the outputs, and the gradients by the inputs and the stack's parameters."""
-        return self._stack_step(*batch)
 
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""
@@ -146,6 +138,9 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     def _weights(self):
         return self.masters
+
+    def _moments(self):
+        return self.optimizer.moments()
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
         return tensor.detach().cpu().numpy().copy()
@@ -294,7 +289,8 @@ class CapturedLanguageModel(TorchLanguageModel):
     def _train_key(self) -> tuple:
         return ("train", self.dropout_rate if self.stack.own_dropout else None)
 
-    def _run_stack(self, batch):
+    def stack_alone(self, batch):
+        """As of LanguageModelTrial; all but the loss as the tensors that the next replay writes."""
         loss, *others = self._replay(("stack",), self._stack_step, batch)
         return [loss.clone(), *others]
 

@@ -1,20 +1,23 @@
 """What a proof holds an implementation against: the float64 reference's trajectory as named arrays."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.reference.networks import (
+    IGNORED,
     SGD,
     Adam,
     Classifier,
     LanguageModel,
     Rounded,
     Trajectory,
+    norm_of,
     rounded,
+    scaled,
     sensitivity,
     trajectory,
 )
@@ -37,22 +40,91 @@ def language_model(
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
         "loss_sensitivity" [STEPS], "update_sensitivity" {weight: number}: how much farther than the updates themselves the
         losses and the updates move when all updates are too large by one part (models.reference.networks.Sensitivity);
-        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}: their errors from weights that are
-        rounded coarsely (models.reference.networks.Rounded), of a classifier; 0 for a language model, which has no relu;
+        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}, "rounded_length": their errors from
+        weights that are rounded coarsely (models.reference.networks.Rounded), of a classifier; 0 for a language model, which has no
+        relu;
         "gradient_step": the learning rate where a row's gradients are the change of its weights by it (SGD), else 0;
-        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
+        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`;
+        "setup": {"adam", "learning_rate", "clip_norm", "sum_over_time", "carry_states"}: what `step` needs, 0 for False and None;
+        "clip_bias" [vocabulary], "clip_targets" [batch, time], "clip_gradients" {weight of dense_0: array}: where gradients are
+        clipped: a head and targets of the first batch whose gradients are on the other side of the bound than the start's, and
+        these as they are applied (`_other_side`); else empty.
 
     Raises:
         ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
     """
     _check_words(batches, len(weights["embedding"]))
     model = LanguageModel(reduction)
+    setup = {
+        "adam": float(isinstance(optimizer, Adam)), "learning_rate": optimizer.learning_rate,
+        "clip_norm": optimizer.clip_norm or 0.0, "sum_over_time": float(reduction == "sum_over_time"),
+        "carry_states": float(carry_states),
+    }  # fmt: skip
     path, training = _training(model, optimizer, weights, batches, states, carry_states)
+    bias, targets, clipped = _other_side(model, optimizer.clip_norm, weights, batches[0][1], path)
     later = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(1, STEPS)]
     outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
     embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
     alone = stack(weights, states, embedded)
-    return {"outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone}
+    return {
+        "outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone,
+        "setup": setup, "clip_bias": bias, "clip_targets": targets, "clip_gradients": clipped,
+    }  # fmt: skip
+
+
+def step(
+    setup: Mapping[str, float],
+    weights: Weights,
+    states: States,
+    batch: tuple[np.ndarray, np.ndarray],
+    moments: tuple[int, Weights, Weights] | None,
+    update: bool,
+) -> tuple[float, Weights]:
+    """One training step from anywhere: (loss, update of every weight), or, without `update`, the loss of the forward pass and {}.
+
+    Args:
+        setup: of `language_model`'s results.
+        moments: Adam's steps so far, its first and its second moments; None for SGD.
+    """
+    model = LanguageModel("sum_over_time" if setup["sum_over_time"] else "mean")
+    if not update:
+        return model.forward(weights, *batch, states).loss, {}
+    optimizer = (Adam if setup["adam"] else SGD)(
+        float(setup["learning_rate"]), clip_norm=float(setup["clip_norm"]) or None
+    )
+    if moments:
+        optimizer.iterations = moments[0]
+        optimizer.m, optimizer.v = ({name: np.array(a, np.float64) for name, a in part.items()} for part in moments[1:])
+    current = {name: np.array(array, np.float64) for name, array in weights.items()}
+    result = model.loss_and_gradients(current, *batch, states)
+    optimizer.update(current, result.gradients)
+    return result.loss, {name: current[name] - weights[name] for name in weights}
+
+
+def _other_side(
+    model: LanguageModel, clip_norm: float | None, weights: Weights, targets: np.ndarray, path: Trajectory
+) -> tuple[np.ndarray, np.ndarray, Weights]:
+    """(bias [vocabulary], targets [batch, time], the head's applied gradients): a gradient on the other side of the bound.
+
+    With dense_0's kernel at 0 and a bias that makes word 0 likely, no gradient reaches the stack, and the norm of the head's
+    own is in proportion to how unlikely word 0 is where it is the target; with word 1 as the target it is large. Empty arrays
+    and {} without clipping, or where the bound is beyond reach.
+    """
+    above = path.clip_scale < 1.0
+    words = np.where(targets == IGNORED, IGNORED, 0 if above else 1)
+    bias = np.zeros(len(weights["dense_0/bias"]))
+
+    def gradients_at(unlikely: float) -> tuple[Weights, float]:
+        bias[0] = np.log((len(bias) - 1) * (1.0 - unlikely) / unlikely)
+        found = model.head_gradients(path.hidden, np.broadcast_to(bias, (*words.shape, len(bias))), words)
+        return found, norm_of(found)
+
+    if clip_norm:
+        unlikely = min(0.5, 0.5 * 0.5 * clip_norm / gradients_at(0.5)[1]) if above else 1e-6
+        found, norm = gradients_at(unlikely)
+        if (norm < clip_norm) == above:
+            return bias, words, scaled(found, min(1.0, clip_norm / norm))
+    return np.zeros(0), np.zeros(0), {}
 
 
 def _check_words(batches: Batches, vocabulary: int) -> None:
@@ -98,7 +170,7 @@ def upstream(shape: Sequence[int]) -> np.ndarray:
 def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:
     """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output."""
     path, training = _training(Classifier(), optimizer, weights, batches, states, carry_states=False)
-    return {"outputs": {"loss": path.loss, "logits": path.logits}, **training}
+    return {"outputs": {"loss": path.loss, "logits": path.logits}, "clip_bias": np.zeros(0), **training}
 
 
 def _training(
@@ -125,5 +197,6 @@ def _training(
         "rounded_losses": coarse.losses,
         "rounded_gradients": coarse.gradients,
         "rounded_updates": coarse.updates,
+        "rounded_length": coarse.length,
         "gradient_step": 0.0 if isinstance(optimizer, Adam) else optimizer.learning_rate,
     }

@@ -53,12 +53,21 @@ class LanguageModel:
         """The same as `forward`, with the gradients of the loss by every tensor."""
         return self._run(weights, tokens, targets, states, with_gradients=True)
 
+    def head_gradients(self, hidden: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Weights:
+        """Those of dense_0 alone, from the stack's outputs [batch, time, units] and any logits [batch, time, vocabulary]."""
+        d_logits = _cross_entropy(logits.reshape(targets.size, -1), targets.reshape(-1), self._scale(*targets.shape))[1]
+        kernel = hidden.reshape(targets.size, -1).T @ d_logits
+        return {"dense_0/kernel": kernel, "dense_0/bias": d_logits.sum(axis=0)}
+
+    def _scale(self, batch: int, time_steps: int) -> float:
+        return 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
+
     def _run(self, weights, tokens, targets, states, with_gradients: bool) -> Result:
         embedding = weights["embedding"]
         _check_ids("tokens", tokens, len(embedding))
         _check_ids("targets", targets, len(embedding), lowest=IGNORED if self.reduction == "sum_over_time" else 0)
         batch, time_steps = tokens.shape
-        scale = 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
+        scale = self._scale(batch, time_steps)
 
         inputs = np.asarray(embedding[tokens], self.dtype)  # [batch, time, embedding]
         hidden, final_states, cache = lstm_stack_forward(inputs, weights, states, *stack_size(weights), self.dtype)
@@ -205,8 +214,13 @@ def clip_scale(gradients: Mapping[str, np.ndarray], clip_norm: float | None) -> 
     """clip_norm / max(global norm, clip_norm), Pascanu et al. 2013; 1.0 for None. Norms are of dense gradients."""
     if clip_norm is None:
         return 1.0
-    norm = float(np.sqrt(sum(np.vdot(gradient, gradient) for gradient in gradients.values())))
+    norm = norm_of(gradients)
     return clip_norm / max(norm, clip_norm)
+
+
+def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
+    """The 2-norm over all tensors together."""
+    return float(np.sqrt(sum(np.vdot(gradient, gradient) for gradient in gradients.values())))
 
 
 def scaled(gradients: Weights, scale: float) -> Weights:
@@ -331,6 +345,7 @@ class Rounded:
     losses: np.ndarray  # [steps], relative to each loss; the largest so far
     gradients: dict[str, float]  # of step 1, after clipping, by tensor: max|a − b| / max|b|
     updates: dict[str, float]  # ‖a − b‖₂ / ‖b‖₂
+    length: float = 0.0  # |<a, b> / <b, b> − 1| of all updates together
 
 
 def rounded(
@@ -354,6 +369,10 @@ def rounded(
         own = trajectory(model, copy.deepcopy(optimizer), start, batches, states, len(path.losses), carry_states)
         moved = np.abs(np.array(own.losses) - path.losses) / np.abs(path.losses)
         found.losses = np.maximum.accumulate(np.maximum(found.losses, moved))
+        products = [(np.vdot(own.updates[name], b), np.vdot(b, b)) for name, b in path.updates.items()]
+        found.length = max(
+            found.length, float(abs(sum(ab for ab, _ in products) / sum(bb for _, bb in products) - 1.0))
+        )
         for name in weights:
             pairs = (
                 (found.gradients, own.clipped_gradients[name], path.clipped_gradients[name], np.inf),

@@ -212,9 +212,9 @@ def test_noise_in_one_block_is_no_unfinished_work_and_a_nan_is_no_excuse():
         ([0.0031, 0.0031], False),
     ):
         proof = Proof("fp32")
-        proof.clock(lags, [0.01, 0.003])
+        proof.clock(lags, [0.01, 0.003], ["", ""])
         assert list(proof.failures) == ["clock"] * fails, lags
-    proof.clock([float("nan")], [0.01])
+    proof.clock([float("nan")], [0.01], [""])
     assert "clock" in proof.failures
 
 

@@ -258,6 +258,8 @@ def reference_path(tmp_path):
             "loss_sensitivity": np.zeros(CURVE_STEPS),
             "update_sensitivity": {"kernel": 1.0},
             "rounded_losses": np.zeros(CURVE_STEPS),
+            "rounded_length": 0.0,
+            "clip_bias": np.zeros(0),
             "rounded_gradients": {"kernel": 0.0},
             "rounded_updates": {"kernel": 0.0},
             "gradient_step": RATE,
@@ -270,7 +272,7 @@ def reference_path(tmp_path):
 @pytest.mark.parametrize("learns", [True, False])
 def test_row_of_pytorch_is_proven_timed_and_recorded_in_its_own_framework(reference_path, learns):
     job = {
-        "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": 1e9, "reference": reference_path,
+        "device": "cpu", "precision": "fp32", "process": 1, "matmul_flops": 1e9, "reference": reference_path,
         "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
     }  # fmt: skip
     evidence = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}
