@@ -100,15 +100,14 @@ def reference(c, text):
     """The float64 reference of every row: the batches as they are, without a step of padding that is not needed."""
     from models.reference import expected
     from models.reference.networks import SGD
-    from models.tf.sentence_model import cut
 
     weights, states, batches = start(c, text)
     optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
     pairs = [(tokens, targets) for tokens, targets, _ in batches]
     found = expected.language_model("sum_over_time", optimizer, weights, states, pairs, carry_states=False)
     lengths = batches[0][2]
-    cut_outputs = {name: cut(found["outputs"][name], lengths) for name in ("hidden", "logits")}
-    return found | {"outputs": found["outputs"] | cut_outputs}
+    outputs = {name: expected.without_padding(found["outputs"][name], lengths) for name in ("hidden", "logits")}
+    return found | {"outputs": found["outputs"] | outputs}
 
 
 def run_row(row, c, measurement):

@@ -75,7 +75,7 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
     import keras
 
     from models.tf.cudnn_stack import CudnnStack
-    from models.tf.sentence_model import SentenceModel, cut
+    from models.tf.sentence_model import SentenceModel
 
     start, states, _ = language_model_start()
     rng = np.random.default_rng(6)
@@ -85,7 +85,7 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
     inside = np.arange(STEPS) < lengths[..., np.newaxis]
     pairs = [(np.where(i, w[0], 0), np.where(i, w[1], -1)) for i, w in zip(inside, words, strict=True)]
     found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), start, states, pairs, False)
-    outputs = {name: cut(found["outputs"][name], lengths[0]) for name in ("hidden", "logits")}
+    outputs = {name: expected.without_padding(found["outputs"][name], lengths[0]) for name in ("hidden", "logits")}
     trial = SentenceModel(
         CudnnStack(start, LAYERS, use_cudnn=use_cudnn), start, states,
         [(*pair, own) for pair, own in zip(pairs, lengths, strict=True)], keras.optimizers.SGD(1.0),

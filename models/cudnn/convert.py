@@ -16,7 +16,7 @@ import keras
 
 from models.cudnn.cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
 from models.cudnn.layers import CudnnGRULayer, CudnnLayer, CudnnLSTMLayer, CudnnRNNReluLayer, CudnnRNNTanhLayer
-from models.wavefront.convert import read_keras_layers, read_torch, to_keras_layers, with_weights
+from models.wavefront.convert import read_keras_layers, read_torch, to_keras_layers, torch_module, with_weights
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec as LSTMSpec
 from models.wavefront.stack_layer import StackLayer
@@ -39,7 +39,7 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLa
 
     Args:
         layers: built keras.layers.LSTM, GRU or SimpleRNN, or Bidirectional of one of them; all of one kind, with the same units.
-        kwargs: arguments of the new layer beyond return_sequences and the dtype policy, which it takes from `layers`.
+        kwargs: arguments of the new layer, before return_sequences, trainable and the dtype policy, which it takes from `layers`.
             `return_state` and `stateful` of Keras' layers are not taken over: their states come layer by layer.
 
     Returns:
@@ -103,24 +103,10 @@ def to_torch(layer: StackLayer):
     Raises:
         ValueError: the layer is not built.
     """
-    import torch
-
-    weights, spec = layer.get_canonical(), layer.spec
-    kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(spec.mode, torch.nn.RNN)
-    options = {"nonlinearity": spec.mode.removeprefix("rnn_")} if kind is torch.nn.RNN else {}
-    module = kind(
-        spec.input_size,
-        spec.units,
-        spec.num_layers,
-        batch_first=not layer.time_major,
-        dropout=layer.dropout,
-        bidirectional=spec.bidirectional,
-        dtype=getattr(torch, layer.variable_dtype),
-        **options,
-    )
-    arrays = layouts.to_torch(weights, spec)
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return module
+    arrays, mode = layouts.to_torch(layer.get_canonical(), layer.spec), layer.spec.mode
+    if mode.startswith("rnn"):
+        return torch_module("RNN", layer, arrays, nonlinearity=mode.removeprefix("rnn_"))
+    return torch_module(mode.upper(), layer, arrays)
 
 
 def to_wavefront(layer: CudnnLSTMLayer, **kwargs) -> WavefrontLSTM:

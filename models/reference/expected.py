@@ -173,6 +173,13 @@ def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batche
     return {"outputs": {"loss": path.loss, "logits": path.logits}, "clip_bias": np.zeros(0), **training}
 
 
+def without_padding(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[sequences, time, …] of the first sequences of a batch, cut to the batch's longest one; 0 after each one's end."""
+    array = array[:, : lengths.max()]
+    inside = np.arange(array.shape[1]) < lengths[: len(array), np.newaxis]
+    return array * inside[..., np.newaxis].astype(array.dtype)
+
+
 def _training(
     model: LanguageModel | Classifier,
     optimizer: SGD,

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.cudnn.checks import Lengths
+from models.reference.expected import without_padding
 from models.reference.networks import IGNORED
 from models.tf.language_model import LanguageModel
 
@@ -47,8 +48,9 @@ class SentenceModel(LanguageModel):
         """
         lengths = self.batches[0][0][1].on_host.numpy()
         found = super().outputs()
-        hidden = found["hidden"][:, : lengths.max()] if self.give_lengths else cut(found["hidden"], lengths)
-        return found | {"hidden": hidden, "logits": cut(found["logits"], lengths)}
+        hidden = found["hidden"][:, : lengths.max()]
+        hidden = hidden if self.give_lengths else without_padding(hidden, lengths)
+        return found | {"hidden": hidden, "logits": without_padding(found["logits"], lengths)}
 
     def _network(self, tokens, states, training, stack_dropout=True):
         tokens, lengths = tokens
@@ -61,10 +63,3 @@ class SentenceModel(LanguageModel):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
         losses *= tf.cast(targets != IGNORED, losses.dtype)
         return tf.reduce_mean(tf.reduce_sum(losses, axis=self._time_axis))
-
-
-def cut(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """[sequences, time, …] of the first sequences of a batch, cut to the batch's longest one; 0 after each one's end."""
-    array = array[:, : lengths.max()]
-    inside = np.arange(array.shape[1]) < lengths[: len(array), np.newaxis]
-    return array * inside[..., np.newaxis].astype(array.dtype)

@@ -31,7 +31,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """`value` as a bool; a tensor is none, since it would have to choose the op."""
+    """`value` as a bool; a tensor is refused, since it would have to choose the op."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: {value!r} given, expected True or False")
     return bool(value)

@@ -18,9 +18,10 @@ holds as many batches, and the host the next ones, which a thread takes meanwhil
 
 Batches have one shape but for the batch size. Those of another size than the first of an epoch, in practice the last and smaller
 one, run one by one in a program of that size, compiled when it first comes. A call of fewer batches, such as an epoch's last,
-runs in the same program, which is told how many there are. Every size has a trace of its own (many sizes take as many), and a
+runs in the same program, which takes their number as an argument. Every size has a trace of its own, and a
 step of `fit` or `evaluate` knows its batch's size: a layer that needs one, such as WavefrontLSTM(implementation="persistent"),
-does not need it of keras.Input there. `predict` and `train_on_batch` are Keras' own: they do.
+gets it whatever the data's size. `predict` and `train_on_batch` are Keras' own, and so is all with steps_per_execution=1: there
+such a layer needs data whose batches all have one size.
 """
 
 import concurrent.futures
@@ -36,12 +37,14 @@ import tensorflow as tf
 class CompiledLoop(keras.Sequential):
     """keras.Sequential; `fit` and `evaluate` run `steps_per_execution` steps in one XLA program. TensorFlow's backend alone.
 
-    Arguments and methods are those of keras.Sequential. `compile` wants jit_compile=True (or "auto", where Keras makes that
-    True); steps_per_execution is worth choosing: hundreds where batches are small, and with 1 this is a keras.Sequential.
+    Arguments and methods are those of keras.Sequential. `compile` needs jit_compile=True (or "auto", where Keras makes that
+    True). Set steps_per_execution: hundreds for small batches. With 1, Keras' default, this is a keras.Sequential.
 
     `fit` and `evaluate` raise ValueError where their steps cannot run as one program: another backend, run_eagerly=True,
     jit_compile=False, a tf.distribute strategy, batches that are not dense tensors or have a dimension, but for the first one,
     of unknown size.
+
+    keras.models.clone_model gives a plain keras.Sequential; CompiledLoop.from_config(model.get_config()) keeps the class.
     """
 
     def make_train_function(self, force: bool = False):
@@ -67,6 +70,8 @@ class CompiledLoop(keras.Sequential):
             raise ValueError(
                 f"Keras' backend: {backend} given, CompiledLoop needs tensorflow; set KERAS_BACKEND, {instead}"
             )
+        if self.steps_per_execution == 1:
+            return False
         if self.run_eagerly:
             raise ValueError(f"run_eagerly: True given, CompiledLoop runs in XLA alone; leave it out, {instead}")
         if not self.jit_compile:
@@ -77,7 +82,7 @@ class CompiledLoop(keras.Sequential):
             raise ValueError(
                 f"tf.distribute: a strategy given, CompiledLoop runs on one device; leave it out, {instead}"
             )
-        return self.steps_per_execution > 1
+        return True
 
 
 def _in_one_program(usual: Callable, step: Callable, steps: int) -> Callable:

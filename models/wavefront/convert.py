@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from .keras_config import KERAS_LAYERS, from_keras_config
+from .keras_config import KERAS_LAYERS, PENALTIES, from_keras_config
 from .layer import WavefrontLSTM
 from .spec import StackSpec, Weights
 from .stack_layer import StackLayer
@@ -25,13 +25,25 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
 
     Args:
         layers: built keras.layers.LSTM, or Bidirectional of it, all with the same units.
-        kwargs: arguments of the new layer beyond return_sequences and the dtype policy, which it takes from `layers`.
+        kwargs: arguments of the new layer, before those that it takes from `layers`: return_sequences of the last one, and the
+            dtype policy, trainable, regularizers and constraints of all. Layers with return_state=True or stateful=True ask for
+            that argument here, since states of a stack have another form and a stateful one a batch size.
+
+    Returns:
+        A built WavefrontLSTM.
 
     Raises:
-        ValueError: layers that are not built, have different dtype policies, or are no such stack (keras_config.py).
+        ValueError: layers that are not built, have different dtype policies or other settings, or are no such stack
+            (keras_config.py); or return_state or stateful as above.
     """
-    fields, arrays, own = read_keras_layers(layers)
+    fields, arrays, own = read_keras_layers(layers, PENALTIES)
     _check_lstm(fields.pop("mode"))
+    for k, layer in enumerate(layers):
+        for name in ("return_state", "stateful"):
+            if getattr(layer, name) and name not in kwargs:
+                raise ValueError(
+                    f"layer {k}: {name}=True given, which is not taken over; add {name}=True or False as an argument"
+                )
     spec = StackSpec(input_size=arrays[0][0].shape[0], **fields)
     flat = [array for of_layer in arrays for array in of_layer]
     return with_weights(WavefrontLSTM, spec, dict(zip(spec.shapes(), flat, strict=True)), {**own, **kwargs})
@@ -40,8 +52,9 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
 def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
     """A built keras.layers.LSTM (or Bidirectional of it) for each layer of the stack, the lowest first.
 
-    The last one has the stack's return_sequences. They are batch-major and stateless, return no states, and there is no dropout
-    between them: to train on with the stack's, put keras.layers.Dropout there.
+    The last one has the stack's return_sequences and activity_regularizer, and all have its regularizers, constraints and
+    trainable. They are batch-major and stateless, return no states, and there is no dropout between them: to train on with the
+    stack's, put keras.layers.Dropout there.
 
     Args:
         layer: a WavefrontLSTM, or another StackLayer: then they are of its kind.
@@ -53,7 +66,9 @@ def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
     arrays, spec = list(layer.get_canonical().values()), layer.spec
     per_layer = len(arrays) // spec.num_layers
     policy = layer.dtype_policy
-    options = {"activation": spec.mode.removeprefix("rnn_")} if spec.mode.startswith("rnn") else {}
+    options = {name: getattr(layer, name, None) for name in PENALTIES}
+    if spec.mode.startswith("rnn"):
+        options["activation"] = spec.mode.removeprefix("rnn_")
     keras_layers = []
     for k in range(spec.num_layers):
         return_sequences = layer.return_sequences or k < spec.num_layers - 1
@@ -63,7 +78,9 @@ def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
         new = keras.layers.Bidirectional(new, dtype=policy) if spec.bidirectional else new
         new.build((None, None, spec.layer_input_size(k)))
         new.set_weights(arrays[k * per_layer : (k + 1) * per_layer])
+        new.trainable = layer.trainable
         keras_layers.append(new)
+    keras_layers[-1].activity_regularizer = layer.activity_regularizer
     return keras_layers
 
 
@@ -75,8 +92,12 @@ def from_torch(module, **kwargs) -> WavefrontLSTM:
             does: (outputs, h, c) for torch's (outputs, (h, c)). The new layer is batch-major whatever batch_first says.
         kwargs: arguments of the new layer, before those.
 
+    Returns:
+        A built WavefrontLSTM.
+
     Raises:
         ValueError: another module, one without biases or with a projection, or of another type than float16, float32, float64.
+        ImportError: PyTorch is not installed.
     """
     fields, arrays, own = read_torch(module)
     _check_lstm(fields.pop("mode"))
@@ -94,11 +115,12 @@ def from_torch(module, **kwargs) -> WavefrontLSTM:
 def to_torch(layer: WavefrontLSTM):
     """A torch.nn.LSTM with the layer's weights, on the CPU. It returns all steps and the final states, as torch does.
 
+    torch.nn.LSTM has no regularizers, constraints or trainable: the module has none of the layer's.
+
     Raises:
         ValueError: the layer is not built, or layer-normalised.
+        ImportError: PyTorch is not installed.
     """
-    import torch
-
     _check_plain(layer, "torch.nn.LSTM")
     weights, spec = layer.get_canonical(), layer.spec
     state = {}
@@ -108,7 +130,22 @@ def to_torch(layer: WavefrontLSTM):
         state[f"weight_ih_{suffix}"] = weights[f"{place}kernel"].T
         state[f"weight_hh_{suffix}"] = weights[f"{place}recurrent_kernel"].T
         state[f"bias_ih_{suffix}"], state[f"bias_hh_{suffix}"] = bias, np.zeros_like(bias)
-    module = torch.nn.LSTM(
+    return torch_module("LSTM", layer, state)
+
+
+# --- for other layers of this kind ------------------------------------------------------------------------------------------
+
+
+def torch_module(kind: str, layer: StackLayer, arrays: Mapping[str, np.ndarray], **options):
+    """The torch.nn module of the class `kind` and the size of `layer`, with these arrays as its state_dict.
+
+    Args:
+        options: further arguments of the module.
+    """
+    import torch
+
+    spec = layer.spec
+    module = getattr(torch.nn, kind)(
         spec.input_size,
         spec.units,
         spec.num_layers,
@@ -116,30 +153,37 @@ def to_torch(layer: WavefrontLSTM):
         dropout=layer.dropout,
         bidirectional=spec.bidirectional,
         dtype=getattr(torch, layer.variable_dtype),
+        **options,
     )
-    module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()})
+    module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})
     return module
 
 
-# --- for other layers of this kind ------------------------------------------------------------------------------------------
-
-
-def read_keras_layers(layers: Sequence[keras.layers.Layer]) -> tuple[dict, list[list[np.ndarray]], dict]:
+def read_keras_layers(
+    layers: Sequence[keras.layers.Layer], settings: Sequence[str] = ()
+) -> tuple[dict, list[list[np.ndarray]], dict]:
     """What a list of Keras' layers amounts to; raises as from_keras_layers.
+
+    Args:
+        settings: of keras_config.PENALTIES, which the new layer has too.
 
     Returns:
         (the stack's fields of keras_config.from_keras_config, `get_weights()` of each layer, arguments of a layer that go with
         them).
     """
-    fields = from_keras_config([keras.layers.serialize(layer) for layer in layers])
-    policy = layers[0].dtype_policy.name
+    fields = from_keras_config([keras.layers.serialize(layer) for layer in layers], settings)
+    first = getattr(layers[0], "forward_layer", layers[0])
+    own = {"dtype": first.dtype_policy.name, "trainable": layers[0].trainable and first.trainable}
     for k, layer in enumerate(layers):
         if not layer.built:
             raise ValueError(f"layer {k}: {layer.name} is not built, expected layers that have weights")
-        if layer.dtype_policy.name != policy:
-            raise ValueError(f"layer {k}: policy {layer.dtype_policy.name} given, expected {policy} as in layer 0")
-    own = {"return_sequences": layers[-1].return_sequences, "dtype": policy}
-    return fields, [layer.get_weights() for layer in layers], own
+        for half in (layer.forward_layer, layer.backward_layer) if hasattr(layer, "forward_layer") else (layer,):
+            given = {"dtype": half.dtype_policy.name, "trainable": layer.trainable and half.trainable}
+            for name, value in given.items():
+                if value != own[name]:
+                    raise ValueError(f"layer {k}: {name}={value!r} given, expected {own[name]!r} as in layer 0")
+    own |= {name: getattr(first, name) for name in settings}
+    return fields, [layer.get_weights() for layer in layers], {**own, "return_sequences": layers[-1].return_sequences}
 
 
 def read_torch(module) -> tuple[dict, Weights, dict]:

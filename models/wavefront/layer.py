@@ -18,16 +18,16 @@ these differences:
   nothing can raise, another one makes the outputs NaN. Past the end of a sequence outputs are 0 (Keras repeats the last one).
 - `dropout` acts between the layers, on every step anew; one layer alone has none.
 - States are [layers, batch, units], those of all layers in one tensor, and c is float32 where the layer computes in 16 bits.
-  `training` is a Python bool. Not inside keras.layers.Bidirectional: direction="bidirectional".
+  `training` is a Python bool. In place of keras.layers.Bidirectional: direction="bidirectional".
 
 Keras compiles by itself on a GPU; jit_compile=True says so. Without XLA the layer gives the same numbers, slower; what dropout
 draws, TensorFlow draws differently under XLA.
 
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
-float16, bfloat16 or float32, and batches of one fixed shape: keras.Input(batch_shape=(64, 35, 200)), or the `fit` and `evaluate`
-of a CompiledLoop. Masks, layer normalization and bidirectional layers are not supported. What it cannot do is a ValueError:
-neither stands in for the other unasked.
+float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data set
+with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Masks, layer normalization
+and bidirectional layers are not supported. What it cannot do is a ValueError: neither stands in for the other unasked.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
@@ -79,15 +79,26 @@ class WavefrontLSTM(StackLayer):
             A random one without a seed draws each layer's tensor anew; with a seed, layers of one shape start alike.
         kernel_regularizer, recurrent_regularizer, bias_regularizer, kernel_constraint, recurrent_constraint, bias_constraint:
             as of keras.layers.LSTM, for every layer.
-        kwargs: name, dtype, trainable, activity_regularizer and so on of keras.layers.Layer; and arguments of keras.layers.LSTM
-            with their default value.
+        kwargs: name, dtype, trainable, activity_regularizer (of batch-major outputs alone) and so on of keras.layers.Layer; and
+            arguments of keras.layers.LSTM that say what this layer does anyway, such as activation="tanh" or
+            zero_output_for_mask=True. dtype is a policy: float32, float64, float16, mixed_float16 or mixed_bfloat16.
 
-    Call arguments are those of StackLayer.call, inputs [batch, time, features] ([time, batch, features] where time_major).
+    Call arguments:
+        inputs: [batch, time, features], or [time, batch, features] where time_major.
+        initial_state: [h, c], each [num_layers·directions, batch, units]; None is zeros, or where the layer is stateful the final
+            states of the batch before.
+        mask: booleans [batch, time] ([time, batch] where time_major), right-padded; None: that of the inputs, if they have one.
+        training: whether dropout acts.
+
+    Returns:
+        The outputs of all steps [batch, time, units·directions] (time_major: [time, batch, …]) or the last ones
+        [batch, units·directions], in the compute dtype. With return_state a tuple (outputs, h, c), the states as initial_state; c
+        is float32 where the layer computes in 16 bits. help(WavefrontLSTM.call) has the details.
 
     Attributes:
         parameters: the weights under their canonical names; empty until the layer is built.
         spec: StackSpec of the stack; None until the layer is built.
-        states: of a stateful layer, the variables [h, c].
+        states: of a stateful layer, the variables [h, c], each [num_layers·directions, batch, units]; None until it is built.
 
     Raises:
         ValueError: an argument is not one of these, or one of keras.layers.LSTM that has no counterpart here.
@@ -127,11 +138,17 @@ class WavefrontLSTM(StackLayer):
             )
         if self.dropout and self.num_layers == 1:
             warnings.warn(
-                "dropout: acts between layers, and there is one; put keras.layers.Dropout around it", stacklevel=2
+                "dropout: acts between layers, and there is one; add keras.layers.Dropout before or after it",
+                stacklevel=2,
             )
         self.layer_normalization = checks.boolean("layer_normalization", layer_normalization)
         self.implementation = _implementation(implementation, self)
         self.time_major = checks.boolean("time_major", time_major)
+        if self.activity_regularizer is not None and (self.return_state or self.time_major):
+            raise ValueError(
+                "activity_regularizer: given with return_state=True or time_major=True, not supported: Keras divides it by the "
+                "first axis, which is no batch there; use keras.layers.ActivityRegularization"
+            )
         self.seed = None if seed is None else checks.integer("seed", seed, 0, 2**31 - 1)
         if self.compute_dtype not in DTYPES or self.variable_dtype == "bfloat16":
             raise ValueError(
@@ -169,10 +186,11 @@ class WavefrontLSTM(StackLayer):
         return {name: variable.numpy() for name, variable in self.parameters.items()}
 
     def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Load weights in that form, of any float dtype.
+        """Load weights in that form: float16, float32 or float64, all arrays alike.
 
         Raises:
-            ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
+            ValueError: a name is missing or does not belong, a shape is another, or the arrays are not all of one such dtype. The
+                layer keeps its weights.
         """
         self._check_built()
         for name, array in check_weights(weights, self._shapes()).items():
@@ -211,13 +229,17 @@ class WavefrontLSTM(StackLayer):
 
     def _initializer(self, part):
         given = getattr(self, f"{PARTS[part]}_initializer")
-        return given.clone() if isinstance(given, keras.initializers.Initializer) else given
+        if given is None:  # as Keras' add_weight
+            return keras.initializers.GlorotUniform()
+        # One that inherits get_config may not say in it what it was made with.
+        base = keras.initializers.Initializer
+        return given.clone() if isinstance(given, base) and type(given).get_config is not base.get_config else given
 
     def _state_dtypes(self, compute: tf.DType) -> list[tf.DType]:
         return [compute, tf.float32 if compute.size == 2 else compute]
 
     def drop(self, x: tf.Tensor) -> tf.Tensor:
-        """Dropout as it acts between the layers in training."""
+        """Dropout as it acts between the layers in training, on x of any shape and float dtype; the result has the same."""
         return keras.random.dropout(x, self.dropout, seed=self.seed_generator)
 
     def _between(self, training: bool) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -279,13 +301,16 @@ def _without_defaults_of_keras(kwargs: Mapping) -> dict:
         for name, parameter in inspect.signature(keras.layers.LSTM).parameters.items()
         if parameter.default is not parameter.empty and name != "activity_regularizer"  # of every layer
     }
+    defaults["zero_output_for_mask"] = True  # Keras' own default is False
     for name, value in kwargs.items():
-        if name in defaults and not _same(value, defaults[name]):
+        if name in defaults and not _same(name, value, defaults[name]):
             instead = INSTEAD.get(name, f"use keras.layers.LSTM(…, {name}={value!r})")
             raise ValueError(f"{name}: {value!r} given, not supported, expected {defaults[name]!r}; {instead}")
     return {name: value for name, value in kwargs.items() if name not in defaults}
 
 
-def _same(value, default) -> bool:
-    """Whether an argument is the default; one that is an array or an object is not."""
+def _same(name: str, value, default) -> bool:
+    """Whether an argument is the default; one that is an array or an object is not, but for a function of keras.activations."""
+    if name.endswith("activation") and callable(value):
+        return value is keras.activations.get(default)
     return value is default or (isinstance(value, str | bool | int | float) and value == default)

@@ -108,8 +108,9 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
         raise ValueError(f"{inputs.dtype.name} given, expected float16, bfloat16 or float32; use implementation='xla'")
     if not inputs.shape.is_fully_defined():
         raise ValueError(
-            f"inputs of shape {inputs.shape} given, expected sizes that are known when the function is traced, such as those "
-            "of batches with drop_remainder=True; use implementation='xla'"
+            f"inputs of shape {inputs.shape} given, expected sizes that are known when the function is traced: len(x) a "
+            "multiple of batch_size, a data set with drop_remainder=True, or fit and evaluate of a CompiledLoop with "
+            "steps_per_execution above 1; or use implementation='xla'"
         )
     if inputs.shape[0] == 0:
         raise ValueError("inputs: no steps given, expected one at least")

@@ -1,4 +1,4 @@
-"""A softmax' cross-entropy and its gradients in one CUDA kernel (kernels/softmax.cu), called from XLA.
+"""A softmax's cross-entropy and its gradients in one CUDA kernel (kernels/softmax.cu), called from XLA.
 
 XLA reads the logits three times in a training step, for the largest, for the sum and for the gradient, and writes the gradient
 once. The gradient of a loss that is known to be a scaled sum needs nothing that comes after it, so that one kernel can do it all:
@@ -41,9 +41,9 @@ class Launch(NamedTuple):
 
 
 def cut(rows: int, columns: int, itemsize: int, chip: Chip) -> Launch | None:
-    """How logits [rows, columns] are cut among the thread blocks, or None where a row is none for the kernel.
+    """How logits [rows, columns] are cut among the thread blocks. None: unsupported row size.
 
-    That is: it does not fit in a thread block, or is not made of whole vectors of 16 bytes.
+    Such a row does not fit in a thread block, or is not made of whole vectors of 16 bytes.
     """
     vector = VECTOR_BYTES // itemsize
     if columns % vector:

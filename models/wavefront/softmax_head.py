@@ -1,4 +1,4 @@
-"""SoftmaxHead: a dense layer over a large vocabulary, with the softmax' cross-entropy of its logits."""
+"""SoftmaxHead: a dense layer over a large vocabulary, with the softmax's cross-entropy of its logits."""
 
 import keras
 import tensorflow as tf
@@ -30,21 +30,26 @@ class SoftmaxHead(keras.layers.Layer):
 
     Args:
         vocabulary: words, the width of the logits.
-        fused: whether to use the CUDA kernel where it pays. It needs an NVIDIA GPU, XLA and batches of one fixed shape.
+        fused: whether to use the CUDA kernel where it pays. It needs an NVIDIA GPU of compute capability 8.0 or later, XLA,
+            batches that all have one size (len(x) a multiple of batch_size, or a data set with drop_remainder=True) and no mask.
         kernel_initializer, bias_initializer: as of keras.layers.Dense.
         kwargs: name, dtype, trainable and so on of keras.layers.Layer.
 
     Call arguments:
-        inputs: [..., features].
+        inputs: [..., features] of any float dtype; they are cast to the compute dtype.
         targets: word of each, integers [...]; None: the logits are asked for.
         training: whether a gradient will be taken, for which the CUDA kernel is.
+        inputs_mask: booleans [...], which Keras takes from the inputs; where it is False the loss is 0 and does not count in the
+            mean. None: all count.
 
     Returns:
-        Without targets the logits [..., vocabulary]. With them the losses [...] -log softmax(logits)[target], float32 (float64
-        under that policy); their mean is added to the model's loss. A target that is no word has the loss NaN.
+        Without targets the logits [..., vocabulary], in the compute dtype. With them the losses [...]
+        -log softmax(logits)[target], float32 (float64 under that policy); their mean is added to the model's loss. A target that
+        is no word has the loss NaN.
 
     Raises:
-        ValueError: an argument is not one of these; or fused=True without a GPU.
+        ValueError: an argument is not one of these, or targets are no integers or of another shape than the inputs; or
+            fused=True without a GPU, or in training with a mask or batches of unknown size.
     """
 
     def __init__(
@@ -62,20 +67,33 @@ class SoftmaxHead(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.autocast = False  # the kernel is cast for its product, the bias is added in float32
+        self.supports_masking = True
 
     def build(self, inputs_shape, targets_shape=None) -> None:
         """Create the weights for inputs of this shape."""
         features = inputs_shape[-1]
-        self.kernel = self.add_weight((features, self.vocabulary), initializer=self.kernel_initializer, name="kernel")
-        self.bias = self.add_weight((self.vocabulary,), initializer=self.bias_initializer, name="bias")
+        own = {"autocast": False}  # or Keras rounds the bias, and its gradient, to the compute dtype
+        self.kernel = self.add_weight((features, self.vocabulary), self.kernel_initializer, name="kernel", **own)
+        self.bias = self.add_weight((self.vocabulary,), self.bias_initializer, name="bias", **own)
 
-    def call(self, inputs, targets=None, training=False):
+    def call(self, inputs, targets=None, training=False, inputs_mask=None):
         if targets is None:
             return self.padded_logits(inputs)[..., : self.vocabulary]
-        targets = tf.cast(targets, tf.int64)
+        targets = tf.convert_to_tensor(targets)
+        _check_targets(targets, inputs)
+        # A reshape, since sizes that are unknown here have to be the inputs' too, and would broadcast.
+        targets = tf.reshape(tf.cast(targets, tf.int64), _leading(inputs))
+        if training and self.fused:
+            _check_fused(targets, inputs_mask)
         if not (training and self.runs_kernel(targets.shape.num_elements())):
             losses = self.cross_entropy(self.padded_logits(inputs), targets)
-            self.add_loss(tf.reduce_mean(losses))
+            if inputs_mask is None:
+                self.add_loss(tf.reduce_mean(losses))
+                return losses
+            inside = tf.cast(inputs_mask, tf.bool)
+            losses = tf.where(inside, losses, tf.zeros([], losses.dtype))
+            count = tf.reduce_sum(tf.cast(inside, losses.dtype))
+            self.add_loss(tf.math.divide_no_nan(tf.reduce_sum(losses), count))
             return losses
         # Float16 holds no gradient of a mean over many words. What Keras scales the loss by comes too late for them.
         terms = targets.shape.num_elements()
@@ -84,9 +102,10 @@ class SoftmaxHead(keras.layers.Layer):
         self.add_loss(scaled_loss if scale == 1 / terms else scaled_loss / (scale * terms))
         return losses
 
-    def compute_output_spec(self, inputs, targets=None, training=False):
+    def compute_output_spec(self, inputs, targets=None, training=False, inputs_mask=None):
         if targets is None:
             return keras.KerasTensor((*inputs.shape[:-1], self.vocabulary), self.compute_dtype)
+        _check_targets(targets, inputs)
         return keras.KerasTensor(targets.shape, "float64" if self.compute_dtype == "float64" else "float32")
 
     def get_config(self) -> dict:
@@ -139,6 +158,28 @@ class SoftmaxHead(keras.layers.Layer):
         """[rows, padded vocabulary], in the compute dtype."""
         flat = tf.reshape(tf.cast(inputs, self.compute_dtype), [-1, inputs.shape[-1]])
         return tf.matmul(flat, tf.cast(kernel, flat.dtype))
+
+
+def _check_targets(targets, inputs) -> None:
+    """Integers, one for each of the inputs [..., features]; tensors or KerasTensors."""
+    if not tf.as_dtype(targets.dtype).is_integer:
+        raise ValueError(
+            f"targets: {tf.as_dtype(targets.dtype).name} given, expected integers, as of keras.Input(…, dtype='int64')"
+        )
+    if not tf.TensorShape(targets.shape).is_compatible_with(inputs.shape[:-1]):
+        raise ValueError(
+            f"targets: {list(targets.shape)} given, expected {list(inputs.shape[:-1])}: one for each of the inputs"
+        )
+
+
+def _check_fused(targets: tf.Tensor, mask: tf.Tensor | None) -> None:
+    if mask is not None:
+        raise ValueError("inputs_mask: given, not supported by fused=True; use fused=False")
+    if not targets.shape.is_fully_defined():
+        raise ValueError(
+            f"targets: {list(targets.shape)} given, expected batches of one size for fused=True: len(x) a multiple of "
+            "batch_size, or a data set with drop_remainder=True; or use fused=False"
+        )
 
 
 def _leading(x: tf.Tensor) -> list[int | tf.Tensor]:

@@ -80,10 +80,11 @@ class StackLayer(keras.layers.Layer):
         raise NotImplementedError
 
     def set_canonical(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Load weights in the canonical form, of any float dtype.
+        """Load weights in the canonical form: float16, float32 or float64, all arrays alike.
 
         Raises:
-            ValueError: a name is missing or does not belong, or a shape or dtype is another. The layer keeps its weights.
+            ValueError: a name is missing or does not belong, a shape is another, or the arrays are not all of one such dtype. The
+                layer keeps its weights.
         """
         raise NotImplementedError
 
@@ -95,6 +96,7 @@ class StackLayer(keras.layers.Layer):
 
     @property
     def states(self) -> list[keras.Variable] | None:
+        """[h, c] (h alone, but for an LSTM) of a stateful layer, each [num_layers·directions, batch, units]; None until built."""
         return self._held.states
 
     def build(self, inputs_shape, initial_state_shape=None) -> None:
@@ -112,11 +114,17 @@ class StackLayer(keras.layers.Layer):
                     f"inputs: {list(inputs_shape)} given to a stateful layer, expected a known batch size, "
                     "as keras.Input(batch_shape=…) or Input(…, batch_size=…) fixes"
                 )
+            dtypes = self._state_dtypes(tf.as_dtype(self.variable_dtype))
             self._held.states = [
-                keras.Variable(
-                    shape=shape, initializer="zeros", trainable=False, dtype=self.variable_dtype, name="rnn_state"
+                keras.Variable(  # autocast=False: Keras would round a float32 c to the compute dtype wherever it is read
+                    shape=shape,
+                    initializer="zeros",
+                    trainable=False,
+                    dtype=dtype.name,
+                    autocast=False,
+                    name="rnn_state",
                 )
-                for shape in self._state_shapes(batch)
+                for shape, dtype in zip(self._state_shapes(batch), dtypes, strict=True)
             ]
 
     def call(self, inputs, initial_state=None, mask=None, training=False):
@@ -185,6 +193,11 @@ class StackLayer(keras.layers.Layer):
     def compute_mask(self, inputs, mask=None):
         mask = mask if self.return_sequences else None
         return [mask, *(None for _ in self._state_shapes(None))] if self.return_state else mask
+
+    def get_initial_state(self, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
+        """Zeros in the form of `initial_state`, for a batch of this size."""
+        shapes, dtypes = self._state_shapes(batch_size), self._state_dtypes(tf.as_dtype(self.compute_dtype))
+        return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
     def reset_state(self) -> None:
         """Set the states of a stateful layer to 0."""
@@ -266,16 +279,18 @@ class StackLayer(keras.layers.Layer):
             if self.stateful:
                 kept = zip(self.states, dtypes, strict=True)
                 return [tf.cast(tf.convert_to_tensor(state), dtype) for state, dtype in kept]
-            pseudo_layers, _, units = shapes[0]
-            return [tf.zeros([pseudo_layers, tf.shape(x)[1], units], dtype) for dtype in dtypes]
+            return self.get_initial_state(tf.shape(x)[1])
         given = list(given) if isinstance(given, list | tuple) else [given]
         if len(given) != len(shapes):
             expected = "2, h and c" if len(shapes) == 2 else "1, h"
             raise ValueError(f"initial_state: {len(given)} tensors given, expected {expected}")
-        return [
-            checks.tensor(f"initial_state[{k}]", tf.cast(state, dtype), [a or "batch" for a in shape], dtype, [dtype])
-            for k, (state, shape, dtype) in enumerate(zip(given, shapes, dtypes, strict=True))
-        ]
+        states = []
+        for k, (state, shape, dtype) in enumerate(zip(given, shapes, dtypes, strict=True)):
+            state = state.value if isinstance(state, keras.Variable) else state
+            axes = [axis or "batch" for axis in shape]
+            checked = checks.tensor(f"initial_state[{k}]", state, axes, dtype, (*checks.FLOATS, tf.bfloat16))
+            states.append(tf.cast(checked, dtype))
+        return states
 
 
 def _sequence_lengths(mask: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:

@@ -1,5 +1,6 @@
 """The scripts of benchmarks/: their command lines, rows, published figures and tables, and PTB's schedule."""
 
+import ast
 import importlib.util
 import itertools
 import json
@@ -40,6 +41,16 @@ def constants(name, *arguments, preset="full", device="gpu"):
 
 def test_every_question_has_its_script():
     assert NAMES == ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_is_numpy_alone(name):
+    """It runs in a process of its own, which would load a framework for nothing."""
+    [function] = [
+        f for f in ast.parse((FOLDER / f"{name}.py").read_text()).body if getattr(f, "name", "") == "reference"
+    ]
+    imported = {node.module for node in ast.walk(function) if isinstance(node, ast.ImportFrom)}
+    assert imported and all(module.startswith(("models.reference", "models.weights")) for module in imported)
 
 
 # --- command line -------------------------------------------------------------------------------------------------------

@@ -267,6 +267,15 @@ def test_with_one_step_per_call_it_is_keras_itself():
     assert model.train_function.__module__.startswith("keras.")
 
 
+@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True, "jit_compile": False}])
+def test_with_one_step_per_call_it_runs_without_xla_as_keras_does(options):
+    usual, looped = (model_of(kind, steps=1, **options) for kind in KINDS)
+    for model in (usual, looped):
+        model.fit(X[:20], Y[:20], batch_size=BATCH, shuffle=False, verbose=0)
+    for call in ("train_on_batch", "test_on_batch"):
+        np.testing.assert_allclose(*(getattr(model, call)(X[:5], Y[:5]) for model in (usual, looped)), rtol=1e-6)
+
+
 def test_row_trains_like_the_wavefront_row():
     ends = []
     for row in ("wavefront", "wavefront_loop"):

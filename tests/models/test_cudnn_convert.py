@@ -101,7 +101,7 @@ def built(*layers, features=FEATURES):
         (lambda: built(keras.layers.Dense(4)), "Dense has no counterpart"),
         (
             lambda: built(keras.layers.LSTM(4, return_sequences=True), keras.layers.LSTM(4, dtype="float64")),
-            "layer 1: policy float64 given, expected float32 as in layer 0",
+            "layer 1: dtype='float64' given, expected 'float32' as in layer 0",
         ),
     ],
 )

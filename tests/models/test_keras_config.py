@@ -11,12 +11,12 @@ def serialized(class_name="LSTM", **config):
     return {"class_name": class_name, "config": config}
 
 
-def bidirectional(class_name="LSTM", merge_mode="concat", backward=None, **config):
+def bidirectional(class_name="LSTM", merge_mode="concat", backward=None, wrapper=None, **config):
     layers = {
         "layer": serialized(class_name, **config),
         "backward_layer": serialized(class_name, **{"go_backwards": True, **config, **(backward or {})}),
     }
-    return {"class_name": "Bidirectional", "config": {"merge_mode": merge_mode, **layers}}
+    return {"class_name": "Bidirectional", "config": {"merge_mode": merge_mode, **layers, **(wrapper or {})}}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_the_configs_of_keras_own_layers_are_read(kind, options, mode, both):
         (serialized(bias_constraint={"class_name": "NonNeg"}), "layer 1: LSTM's bias_constraint=.* expected None"),
         (serialized("ConvLSTM2D"), "layer 1: ConvLSTM2D has no counterpart, expected LSTM, GRU, SimpleRNN or Bidirectional"),
         (bidirectional(merge_mode="sum"), "layer 1: merge_mode='sum' has no counterpart, expected 'concat'"),
+        (bidirectional(wrapper={"activity_regularizer": "l2"}), "layer 1: activity_regularizer='l2' has no counterpart"),
         (bidirectional(go_backwards=True), "layer 1 forward: LSTM's go_backwards=True has no counterpart, expected False"),
         (bidirectional(backward={"go_backwards": False}),
          "layer 1 backward: LSTM's go_backwards=False has no counterpart, expected True"),

@@ -9,7 +9,7 @@ from models.cudnn.checks import Lengths
 from models.reference import expected
 from models.reference.networks import SGD, LanguageModel
 from models.tf.cudnn_stack import CudnnStack
-from models.tf.sentence_model import SentenceModel, cut
+from models.tf.sentence_model import SentenceModel
 from models.weights import canonical
 from tests import cases
 
@@ -35,7 +35,7 @@ def reference():
     pairs = [(tokens, targets) for tokens, targets, _ in BATCHES]
     found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), WEIGHTS, STATES, pairs, False)
     lengths = BATCHES[0][2]
-    outputs = {name: cut(found["outputs"][name], lengths) for name in ("hidden", "logits")}
+    outputs = {name: expected.without_padding(found["outputs"][name], lengths) for name in ("hidden", "logits")}
     return found | {"outputs": found["outputs"] | outputs}
 
 

@@ -114,3 +114,77 @@ def test_the_kernel_is_not_asked_for_where_it_does_not_pay(monkeypatch):
 def test_a_bad_argument_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         SoftmaxHead(**{"vocabulary": 3, **arguments})
+
+
+MASK = np.arange(SHAPE[1]) < np.array([[2], [5], [3]])
+
+
+@pytest.mark.parametrize("given", ["of the inputs", "as an argument"])
+def test_masked_steps_do_not_count_in_the_loss(given):
+    """As with keras.losses. What stands in the padding, such as no word at all, is not looked at."""
+    made, hidden = head(), tf.constant(HIDDEN)
+    targets = np.where(MASK, TARGETS, -1)
+    if given == "of the inputs":
+        hidden._keras_mask = tf.constant(MASK)
+    with tf.GradientTape() as tape:
+        tape.watch(hidden)
+        losses = made(hidden, targets) if given == "of the inputs" else made(hidden, targets, inputs_mask=MASK)
+        [loss] = made.losses
+    expected = head()(HIDDEN, TARGETS).numpy()
+    np.testing.assert_array_equal(losses, np.where(MASK, expected, 0))
+    assert float(loss) == pytest.approx(expected[MASK].mean(), rel=1e-6)
+    gradient = tape.gradient(loss, hidden).numpy()
+    assert not gradient[~MASK].any() and np.all(gradient[MASK].any(-1)) and np.isfinite(gradient).all()
+
+
+def test_a_mask_goes_through_a_model():
+    tokens, targets = keras.Input((None,), dtype="int64"), keras.Input((None,), dtype="int64")
+    embedded = keras.layers.Embedding(VOCABULARY, FEATURES, mask_zero=True)(tokens)
+    model = keras.Model([tokens, targets], head()(embedded, targets))
+    x = np.where(MASK, 1 + TARGETS % (VOCABULARY - 1), 0)
+    np.testing.assert_array_equal(np.asarray(model([x, TARGETS])) != 0, MASK)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (TARGETS[:, :1], r"targets: \[3, 1\] given, expected \[3, 5\]: one for each"),
+        (TARGETS[..., np.newaxis], r"targets: \[3, 5, 1\] given, expected \[3, 5\]"),
+        (TARGETS.astype("float32"), r"targets: float32 given, expected integers"),
+    ],
+)
+def test_bad_targets_are_named(targets, message):
+    made = head()
+    with pytest.raises(ValueError, match=message):
+        made(HIDDEN, targets)
+    with pytest.raises(ValueError, match=message):
+        made(keras.KerasTensor(HIDDEN.shape), keras.KerasTensor(targets.shape, targets.dtype))
+
+
+def test_targets_of_unknown_size_are_not_broadcast():
+    unknown = tf.TensorSpec([None, None], tf.int64)
+    losses = tf.function(lambda targets: head_of_all(HIDDEN, targets), input_signature=[unknown])
+    head_of_all = head()
+    assert losses(TARGETS).shape == SHAPE
+    with pytest.raises(tf.errors.InvalidArgumentError, match="reshape"):
+        losses(TARGETS[:, :1])
+
+
+def test_the_gradient_of_the_bias_is_not_rounded_to_16_bits():
+    made = head(dtype="mixed_float16")
+    with tf.GradientTape() as tape:
+        made(HIDDEN, TARGETS)
+        [loss] = made.losses
+    gradient = tape.gradient(loss, made.bias.value).numpy()
+    assert (gradient != gradient.astype(np.float16)).any()
+
+
+def test_fused_says_what_it_cannot_do_in_training(monkeypatch):
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
+    made = head(fused=True)
+    made(HIDDEN, TARGETS, inputs_mask=MASK)  # without training there is no kernel
+    with pytest.raises(ValueError, match="inputs_mask: given, not supported by fused=True; use fused=False"):
+        made(HIDDEN, TARGETS, inputs_mask=MASK, training=True)
+    unknown = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in (HIDDEN, TARGETS)]
+    with pytest.raises(ValueError, match=r"targets: \[None, 5\] given, expected batches of one size for fused=True"):
+        tf.function(lambda x, y: made(x, y, training=True)).get_concrete_function(*unknown)

@@ -275,10 +275,15 @@ def test_a_stateful_layer_goes_on_where_the_batch_before_ended(normalized, dtype
     assert len(made.weights) == len(made.parameters), "states are no weights"
 
 
-def test_a_stateful_layer_under_mixed_float16_keeps_c_in_float32():
-    made = layer(1, stateful=True, dtype="mixed_float16")
-    made(INPUTS)
-    _, c = (np.asarray(state) for state in made.states)
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_a_stateful_layer_of_16_bits_keeps_c_in_float32_and_reads_it_so(policy):
+    """Two calls on half of the steps each are one call on all of them, bit by bit."""
+    whole, halves = (layer(2, return_sequences=True, stateful=True, dtype=policy) for _ in range(2))
+    expected = whole(INPUTS)
+    np.testing.assert_array_equal(np.concatenate([halves(half) for half in np.split(INPUTS, 2, 1)], 1), expected)
+    for state, other in zip(halves.states, whole.states, strict=True):
+        np.testing.assert_array_equal(state.numpy(), other.numpy())
+    c = halves.states[1].numpy()
     assert c.dtype == np.float32 and (c != c.astype(np.float16)).any()
 
 
@@ -446,6 +451,16 @@ def test_a_layer_can_be_built_inside_of_a_function():
         ({"recurrent_dropout": 0.1}, r"recurrent_dropout: 0.1 given, not supported.*keras.layers.LSTM\(…, recurrent_d"),
         ({"activation": "relu"}, r"activation: 'relu' given, not supported, expected 'tanh'; use keras.layers.LSTM"),
         ({"activation": None}, r"activation: None given, not supported"),
+        (
+            {"activation": keras.activations.sigmoid},
+            r"activation: <function sigmoid.* given, not supported, expected 'tanh'",
+        ),
+        ({"zero_output_for_mask": False}, r"zero_output_for_mask: False given, not supported, expected True"),
+        ({"activity_regularizer": "l2", "return_state": True}, r"activity_regularizer: given with return_state=True"),
+        (
+            {"activity_regularizer": "l2", "time_major": True},
+            r"activity_regularizer: .*keras.layers.ActivityRegularization",
+        ),
         ({"recurrent_activation": "hard_sigmoid"}, r"recurrent_activation: 'hard_sigmoid' given, not supported"),
         ({"use_bias": False}, r"use_bias: False given, not supported"),
         ({"unroll": True}, r"unroll: True given, not supported"),
@@ -463,9 +478,11 @@ def test_a_bad_argument_is_named(arguments, message):
 
 def test_arguments_of_keras_that_say_what_the_layer_does_anyway_are_taken():
     made = WavefrontLSTM(
-        3, activation="tanh", recurrent_dropout=0, unroll=False, use_cudnn="auto", kernel_regularizer=None
-    )
+        3, activation="tanh", recurrent_dropout=0, unroll=False, use_cudnn="auto", kernel_regularizer=None,
+        recurrent_activation=keras.activations.sigmoid, zero_output_for_mask=True,
+    )  # fmt: skip
     assert made.get_config() == {**WavefrontLSTM(3, name=made.name).get_config()}
+    WavefrontLSTM(3, activation=keras.activations.tanh)
     assert wavefront.INSTEAD.keys() <= keras.layers.LSTM(3).get_config().keys()
 
 
@@ -486,6 +503,9 @@ def test_bad_inputs_and_states_are_named():
         made(INPUTS, initial_state=[h, c[:1]])
     with pytest.raises(ValueError, match=r"initial_state\[0\]: \[2, 3, 5\] given, expected \[2, 4, 5\]"):
         made(INPUTS, initial_state=[h[:, :3], c])
+    for bad, given in ((h.astype("int32"), "int32"), (tf.constant("h"), "string")):
+        with pytest.raises(ValueError, match=rf"initial_state\[0\]: {given} given, expected float16 or .*bfloat16"):
+            made(INPUTS, initial_state=[bad, c])
     with pytest.raises(ValueError, match=r"mask: \[4, 5\] given, expected \[4, 6\]"):
         made(INPUTS, mask=MASK[:, :-1])
     with pytest.raises(ValueError, match=r"not built yet"):
@@ -508,6 +528,29 @@ def test_bad_inputs_and_states_are_named():
 def test_dropout_of_one_layer_warns_that_it_has_no_effect():
     with pytest.warns(UserWarning, match="acts between layers, and there is one"):
         WavefrontLSTM(4, dropout=0.5)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_initial_states_are_zeros_of_the_form_that_a_call_takes(direction):
+    made = layer(2, direction, return_state=True, dtype="mixed_float16")
+    start = made.get_initial_state(BATCH)
+    _, *finals = made(INPUTS, initial_state=start)
+    for state, final, without in zip(start, finals, made(INPUTS)[1:], strict=True):
+        assert (state.shape, state.dtype) == (final.shape, final.dtype) and not np.any(state)
+        np.testing.assert_array_equal(final, without)
+
+
+def test_initial_states_may_be_of_any_float_dtype_and_variables():
+    made = layer(1, return_state=True, dtype="mixed_float16")
+    start = [state.astype("float32") for state in initial_state(made)]
+    expected = made(INPUTS, initial_state=start)
+    for kind in (
+        keras.Variable,
+        lambda state: tf.constant(state, "float64"),
+        lambda state: tf.constant(state, "float32"),
+    ):
+        for given, wanted in zip(made(INPUTS, initial_state=list(map(kind, start))), expected, strict=True):
+            assert error(tf.cast(given, "float64"), tf.cast(wanted, "float64")) < 2e-3
 
 
 def test_states_are_reset_by_either_name():

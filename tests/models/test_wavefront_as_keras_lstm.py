@@ -175,6 +175,13 @@ def time_distributed(lstm, tmp_path):
     return found
 
 
+def backward_layer_of_keras(lstm, tmp_path):
+    """WavefrontLSTM is the forward layer of keras.layers.Bidirectional; the backward one is keras.layers.LSTM in both."""
+    forward, backward = lstm(return_sequences=True), Both(own=False)(return_sequences=True, go_backwards=True)
+    layer = keras.layers.Bidirectional(forward, backward_layer=backward)
+    return [layer(X), layer(X, mask=np.arange(TIME) < [[2], [5], [1], [4]])]
+
+
 def summary(lstm, tmp_path):
     lines = []
     lstm.model().summary(print_fn=lines.append)
@@ -206,7 +213,8 @@ def mixed_bfloat16(lstm, tmp_path):
 
 WAYS = [
     starts, regularizers, constraints, config, clone, keras_file, weights_file, saved_model, tflite, eager_fit, graph_fit,
-    stateful, states, gradients, embedding_mask, time_distributed, summary, symbolic, mixed_float16, mixed_bfloat16,
+    stateful, states, gradients, embedding_mask, time_distributed, backward_layer_of_keras, summary, symbolic,
+    mixed_float16, mixed_bfloat16,
 ]  # fmt: skip
 
 
@@ -232,6 +240,24 @@ def test_an_initializer_may_be_a_function():
     layer = WavefrontLSTM(UNITS, kernel_initializer=lambda shape, dtype=None: keras.ops.full(shape, 0.25, dtype))
     layer.build((None, None, FEATURES))
     np.testing.assert_array_equal(layer.get_weights()[0], np.full((FEATURES, 4 * UNITS), 0.25, "float32"))
+
+
+def test_an_initializer_may_be_none_or_a_class_without_a_config():
+    class Full(keras.initializers.Initializer):
+        def __init__(self, value):
+            self.value = value
+
+        def __call__(self, shape, dtype=None):
+            return keras.ops.full(shape, self.value, dtype)
+
+    layer = WavefrontLSTM(UNITS, 2, kernel_initializer=Full(0.25), recurrent_initializer=None)
+    layer.build((None, None, FEATURES))
+    weights = layer.get_weights()
+    np.testing.assert_array_equal(weights[0], np.full((FEATURES, 4 * UNITS), 0.25, "float32"))
+    limit = np.sqrt(6 / (5 * UNITS))  # Glorot's, as of keras.layers.LSTM
+    assert 0.9 * limit < np.abs(weights[1]).max() <= limit and (weights[1] != weights[4]).any()
+    again = WavefrontLSTM.from_config(WavefrontLSTM(UNITS, recurrent_initializer=None).get_config())
+    assert again.recurrent_initializer is None
 
 
 def test_a_time_major_layer_does_the_same_on_swapped_axes():

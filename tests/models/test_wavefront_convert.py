@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.cudnn.convert import from_keras_layers as cudnn_from_keras_layers
 from models.cudnn.convert import from_wavefront, to_wavefront
 from models.cudnn.layers import CudnnLSTMLayer
 from models.wavefront.convert import from_keras_layers, from_torch, to_keras_layers, to_torch
@@ -12,7 +13,7 @@ from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec
 from models.weights import layouts
 from tests import cudnn_layer_cases
-from tests.cudnn_layer_cases import DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
+from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
 from tests.wavefront_cases import layer, parameters
 
 FLOAT64 = 1e-12
@@ -137,3 +138,56 @@ def test_layers_of_a_trained_model_are_exchanged_for_one():
 def test_a_stateful_layer_is_refused_with_the_way_to_one():
     with pytest.raises(ValueError, match=r"stateful: True given, .*layer.set_canonical\(converted.get_canonical\(\)\)"):
         from_keras_layers(keras_layers(layer().spec), stateful=True)
+
+
+SETTINGS = dict(kernel_regularizer=keras.regularizers.L2(0.1), bias_regularizer="l1", recurrent_constraint="non_neg")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_regularizers_constraints_trainable_and_the_inner_policy_are_taken_over_both_ways(direction):
+    made = layer(2, direction, dtype="mixed_float16", trainable=False, activity_regularizer="l2", **SETTINGS)
+    back = to_keras_layers(made)
+    inner = [
+        getattr(each, name) for each in back for name in ("forward_layer", "backward_layer") if hasattr(each, name)
+    ]
+    for each in inner or back:
+        assert isinstance(each.kernel_regularizer, keras.regularizers.L2) and each.kernel_regularizer.l2 == 0.1
+        assert type(each.recurrent_constraint) is keras.constraints.NonNeg and each.kernel_constraint is None
+        assert not each.trainable_weights
+    assert [each.activity_regularizer for each in back] == [None, made.activity_regularizer]
+    back[1].activity_regularizer = None
+    again = from_keras_layers(back)
+    assert again.dtype_policy.name == "mixed_float16" and not again.trainable
+    for name in SETTINGS:
+        config = getattr(made, name).get_config()
+        assert type(getattr(again, name)) is type(getattr(made, name)) and getattr(again, name).get_config() == config
+    for each in back:
+        each.dtype_policy = "float32"  # of the wrapper alone, where there is one
+    assert from_keras_layers(back).dtype_policy.name == ("mixed_float16" if inner else "float32")
+
+
+def test_what_keras_layers_do_not_share_or_a_stack_does_otherwise_is_named():
+    def built(*options):
+        layers = [keras.layers.LSTM(UNITS, return_sequences=True, **each) for each in options]
+        for each in layers:
+            each.build((BATCH, None, UNITS))
+        return layers
+
+    for options, message in (
+        (({}, {"kernel_regularizer": "l2"}), "layer 1: kernel_regularizer=.* given, expected None as in layer 0"),
+        (
+            ({"bias_constraint": "non_neg"}, {}),
+            "layer 1: bias_constraint=None given, expected .*NonNeg.* as in layer 0",
+        ),
+        (({}, {"trainable": False}), "layer 1: trainable=False given, expected True as in layer 0"),
+        (({}, {"dtype": "float64"}), "layer 1: dtype='float64' given, expected 'float32' as in layer 0"),
+        (({}, {"return_state": True}), "layer 1: return_state=True given, .* add return_state=True or False"),
+        (({"stateful": True}, {}), "layer 0: stateful=True given, .* add stateful=True or False"),
+        (({}, {"activity_regularizer": "l2"}), "activity_regularizer=.* has no counterpart"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_keras_layers(built(*options))
+    made = from_keras_layers(built({"stateful": True}, {"return_state": True}), stateful=False, return_state=True)
+    assert made.return_state and not made.stateful
+    with pytest.raises(ValueError, match=r"kernel_regularizer=.* has no counterpart"):
+        cudnn_from_keras_layers(built({"kernel_regularizer": "l2"}))

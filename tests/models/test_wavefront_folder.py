@@ -97,3 +97,19 @@ def test_the_language_models_row_runs_the_public_layer_and_head(monkeypatch):
     assert type(trial.head) is package.SoftmaxHead and isinstance(trial.stack.layer, package.WavefrontLSTM)
     trial._forward.get_concrete_function(*trial.batches[0], trial.states)
     assert calls == ["_run", "cross_entropy"]
+
+
+def test_whichever_name_is_imported_keras_knows_all_classes():
+    """In one process, which imports the package anew for each name: TensorFlow takes seconds to import."""
+    code = """
+import importlib, sys, keras
+names = importlib.import_module("models.wavefront").__all__
+for name in names:
+    for module in [module for module in sys.modules if module.startswith("models.wavefront")]:
+        del sys.modules[module]
+    keras.saving.get_custom_objects().clear()
+    getattr(importlib.import_module("models.wavefront"), name)
+    for registered in ("WavefrontLSTM", "SoftmaxHead", "CompiledLoop"):
+        assert keras.saving.get_registered_object("lstm_benchmarks>" + registered), (name, registered)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

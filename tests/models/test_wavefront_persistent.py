@@ -4,6 +4,7 @@ import functools
 import shutil
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -398,3 +399,25 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
     for name in ("float32", "float16", "bfloat16"):
         given = tf.cast(x[:9], name)
         assert persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
+
+
+def test_fit_gives_the_kernels_one_batch_size_where_it_divides_the_data(monkeypatch):
+    """The data's size counts, not that of keras.Input."""
+    seen = []
+
+    def stack(x, *arguments, **options):
+        persistent._check(x, [], H200)
+        seen.append(x.shape[1])
+        return lstm_stack(x, *arguments, **options)
+
+    monkeypatch.setattr("models.wavefront.layer.persistent_stack", stack)
+    for inputs in (keras.Input((3, 4)), keras.Input(batch_shape=(4, 3, 4))):
+        model = keras.Sequential([inputs, WavefrontLSTM(5, implementation="persistent")])
+        model.compile("sgd", "mse", jit_compile=False)
+        x, y = np.zeros((10, 3, 4), "float32"), np.zeros((10, 5), "float32")
+        model.fit(x[:8], y[:8], batch_size=4, verbose=0)
+        with pytest.raises(
+            ValueError, match=r"\(3, None, 4\) given, .*len\(x\) a multiple of batch_size.*CompiledLoop"
+        ):
+            model.fit(x, y, batch_size=4, verbose=0)
+    assert set(seen) == {4}
