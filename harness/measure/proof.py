@@ -123,8 +123,8 @@ class Kernel(NamedTuple):
     `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
     GPU: one that has to run, one that has to run outside of the stack, and those that may not. See `of_mode`.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
-    `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it runs
-    in one forward pass, and in one training step; a count that leaves room for another forward pass of the stack fails.
+    `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
+    runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
     [batch], to the host, for a peer whose binding of cuDNN cannot do without.
     """
@@ -384,7 +384,7 @@ class Proof:
             self.failures.setdefault("clock", told)
 
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
-        """A timed step: the loss that it returned, how often it read a tensor or waited, what the profiler saw copied to the host.
+        """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
         lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
         """
