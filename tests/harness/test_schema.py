@@ -115,6 +115,8 @@ def test_every_key_of_the_schema_is_required(key):
         ("spent_s", "long"),
         ("spent_s", -1.0),
         ("epoch_s", [None]),
+        ("items_per_batch", 0),
+        ("items_per_batch", "many"),
         ("colour", "red"),
     ],
 )
@@ -200,7 +202,7 @@ def test_a_step_that_its_blocks_do_not_come_to_is_refused(step, blocks):
         schema.validate(make(step_ms=step, blocks_ms=blocks), "x.json")
 
 
-UNPROVEN = [None, {}, {"ok": False}, {"ok": True, "failed": ["loss"]}]
+UNPROVEN = [None, {}, {"ok": False}, proof_of(failed=["loss"])]
 
 
 @pytest.mark.parametrize("proof", UNPROVEN)
