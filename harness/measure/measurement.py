@@ -211,7 +211,7 @@ class Measurement:
         profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
         # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
-        proof.what_ran(profile, self.kernel, self.device)
+        proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
         proof.callable(trial.unproven())
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:

@@ -135,12 +135,16 @@ class Kernel(NamedTuple):
     `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
     GPU: one that has to run, one that has to run outside of the stack, and those that may not. See `of_mode`.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
+    `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
+    runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
     [batch], to the host, for a peer whose binding of cuDNN cannot do without.
     """
 
     ops: Mapping[str, Any] = {}
     rest_ops: Mapping[str, Any] = {}
+    train_ops: Mapping[str, Any] = {}
+    passes: Mapping[str, tuple[int, int]] = {}
     rest_kernels: str = ""
     not_ops: str = ""
     kernels: str = ""
@@ -149,11 +153,18 @@ class Kernel(NamedTuple):
 
     def of_mode(self, mode: str, trial: object) -> "Kernel":
         """What has to be seen in one mode: of the stack alone not the rest; in training also the kernel of the softmax that the
-        trial says it has (`softmax_kernel`)."""
+        trial says it has (`softmax_kernel`). `passes` become the most that `ops` may count."""
+        ops = dict(self.ops)
+        for op, (forward, training) in self.passes.items():
+            least, most = bounds(ops.get(op, 0))
+            ops[op] = least, min(most, (forward if mode == "forward" else training) + forward - 1)
+        kernel = self._replace(ops=ops, passes={})
+        if mode in ("forward", "stack"):
+            kernel = kernel._replace(train_ops={})
         if mode == "stack":
-            return self._replace(rest_ops={}, rest_kernels="")
+            return kernel._replace(rest_ops={}, rest_kernels="")
         softmax = getattr(trial, "softmax_kernel", "") if mode == "train" else ""
-        return self._replace(rest_kernels=softmax) if softmax else self
+        return kernel._replace(rest_kernels=softmax) if softmax else kernel
 
 
 def max_error(value: np.ndarray, reference: np.ndarray) -> float:
@@ -227,12 +238,17 @@ def count_of(pattern: str, ops: Mapping[str, float]) -> int:
     return int(sum(count for op, count in ops.items() if re.fullmatch(pattern, op)))
 
 
-def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> list[str]:
+def bounds(times: int | tuple[int, int]) -> tuple[int, float]:
+    """How often at least, and at most."""
+    return times if isinstance(times, tuple) else (times, math.inf)
+
+
+def not_seen(profile: Mapping[str, Any], kernel: Kernel, device: str) -> list[str]:
     """What a row promises and the profile does not show; empty when all is there."""
     ops, kernels = profile["ops"], profile["kernels"]
     missing = []
-    for pattern, times in {**kernel.ops, **kernel.rest_ops}.items():
-        least, most = times if isinstance(times, tuple) else (times, math.inf)
+    for pattern, times in {**kernel.ops, **kernel.rest_ops, **kernel.train_ops}.items():
+        least, most = bounds(times)
         if not least <= (count := count_of(pattern, ops)) <= most:
             expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
             missing.append(f"op {pattern} ran {count} times, expected {expected}")
@@ -416,7 +432,7 @@ class Proof:
             self.failures.setdefault("clock", told)
 
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
-        """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host.
+        """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
         lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
         """
@@ -424,7 +440,7 @@ class Proof:
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")
         if reads:
             self.failures.setdefault(
-                "host", f"a step reads a tensor to the host {reads} times: each waits for the device"
+                "host", f"a step reads a tensor to the host, or waits for the device, {reads} times"
             )
         self.copies(copied_bytes, TO_HOST_LIMIT + lengths_bytes)
 
@@ -433,7 +449,7 @@ class Proof:
         if copied_bytes > limit:
             self.failures.setdefault("host", f"{copied_bytes} bytes were copied to the host, limit {limit}")
 
-    def what_ran(self, profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> None:
+    def what_ran(self, profile: Mapping[str, Any], kernel: Kernel, device: str) -> None:
         """The profile of one step against what the row's name promises."""
         ops, kernels = profile["ops"], profile["kernels"]
         for missing in not_seen(profile, kernel, device):
@@ -446,8 +462,9 @@ class Proof:
         promised = [pattern for pattern in (kernel.kernels, kernel.rest_kernels) if pattern]
         top = sorted(kernels.items(), key=lambda item: -item[1])
         top = top[:5] + [item for item in top[5:] if any(re.search(pattern, item[0]) for pattern in promised)][:5]
-        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops)}
+        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops, *kernel.train_ops)}
         self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
+        self.kernel |= {key: profile.get(key) for key in ("launches", "syncs")}
 
     def steps_before_chaos(self, steps: int) -> int:
         """So many steps, or those of a training's curve where that ends early."""

@@ -467,4 +467,10 @@ def complaints_of_modes(made: type[Kernel] = Kernel) -> list[str]:
         ("stack", plain, alone), ("stack", fused, alone), ("forward", plain, kernel), ("forward", fused, kernel),
         ("train", plain, kernel), ("train", fused, in_training),
     ]  # fmt: skip
-    return [f"{mode}: {trial}" for mode, trial, asked in wanted if kernel.of_mode(mode, trial) != asked]
+    found = [f"{mode}: {trial}" for mode, trial, asked in wanted if kernel.of_mode(mode, trial) != asked]
+    passes = kernel._replace(ops={"MatMul": 10}, passes={"MatMul": (10, 30)}, train_ops={"Adam": (1, 1)})
+    for mode, most, trains in (("train", 39, True), ("forward", 19, False), ("stack", 39, False), ("fit", 39, True)):
+        asked = passes.of_mode(mode, plain)
+        if (asked.ops, asked.passes, bool(asked.train_ops)) != ({"MatMul": (10, most)}, {}, trains):
+            found.append(f"{mode}: {asked}")
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.errors import UserError
-from harness.frameworks import runtimes
+from harness.frameworks import profiles, runtimes
 from harness.frameworks.pytorch import TorchRuntime, _what_ran
 from harness.measure import measurement, references
 from harness.measure.proof import CURVE_STEPS, UPDATE_STEPS, count_of
@@ -119,12 +119,12 @@ def test_cell_unrolled_over_time_counts_each_of_its_steps():
     assert ops["aten::lstm_cell"] == TIME_STEPS and "aten::lstm" not in ops
 
 
-def event(name, device="cpu", us=0.0, annotation=False):
+def event(name, device="cpu", us=0.0, annotation=False, start=0.0):
     return SimpleNamespace(
         name=name,
         device_type=device,
         is_user_annotation=annotation,
-        time_range=SimpleNamespace(elapsed_us=lambda: us),
+        time_range=SimpleNamespace(elapsed_us=lambda: us, start=start, end=start + us),
     )
 
 
@@ -133,10 +133,16 @@ def test_profile_of_a_gpu_has_kernels_and_of_the_runtimes_calls_only_graph_launc
         event("aten::mm"), event("aten::mm"), event("CompiledFunction"), event("cudaLaunchKernel"), event("cuLaunchKernelEx"),
         event("cudaGraphLaunch_v10000"), event("cudaGraphLaunch"), event("Optimizer.step#Adam.step", annotation=True),
         event("gemm", "gpu", 1500.0), event("gemm", "gpu", 500.0), event("Optimizer.step#Adam.step", "gpu", 9.0, True),
+        event("Memcpy DtoH (Device -> Pinned)", "gpu", 1.0), event("Memset (Device)", "gpu", 1.0),
+        event(profiles.PROFILED, us=100.0, annotation=True), event(profiles.PROFILED, "gpu", 900.0, True),
+        event("cudaStreamSynchronize", us=5.0, start=50.0), event("cuStreamSynchronize", us=3.0, start=51.0),
+        event("cudaEventSynchronize", us=5.0, start=60.0), event("cudaDeviceSynchronize", us=5.0, start=101.0),
     ]  # fmt: skip
     assert _what_ran(events, "gpu") == {
         "ops": {"aten::mm": 2, "CompiledFunction": 1, "cudaGraphLaunch": 2},
-        "kernels": {"gemm": 2.0},
+        "kernels": {"gemm": 2.0, "Memcpy DtoH (Device -> Pinned)": 0.001, "Memset (Device)": 0.001},
+        "launches": 2,
+        "syncs": 2,  # not the profiler's own, which comes after
     }
 
 
