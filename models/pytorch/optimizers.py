@@ -97,6 +97,10 @@ class Adam(SGD):
         super().reset()
         torch._foreach_zero_(self.tensors)
 
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        """First and second ones, of every master."""
+        return self.tensors[::2], self.tensors[1::2]
+
     def applied(self, starts: Sequence[Tensor]) -> list[Tensor]:
         """Adam's first moment is (1 − β₁) g after one step."""
         return [moment / (1.0 - self.beta_1) for moment in self._moments]
