@@ -362,7 +362,9 @@ class ClassifierTrial:
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         """[n, classes] of x [n, time, features] by the forward pass that is timed, without dropout."""
-        return np.concatenate([self.numpy(self._logits(batch)) for batch in self._batches(x, np.zeros(len(x), np.int64))])
+        return np.concatenate(
+            [self.numpy(self._logits(batch)) for batch in self._batches(x, np.zeros(len(x), np.int64))]
+        )
 
     def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
         arrays, own = [self.numpy(tensor) for tensor in tensors], len(tensors) - len(self._dense_names)

@@ -26,9 +26,12 @@ from harness.measure.proof import STORED, Limit, norm_2
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7  # of Adam, in every row
 GAP = 1000.0  # between the largest bias and the others: a softmax of exactly 1 and 0, and whole numbers in float16
-STEPS, TAGS, FEWEST_EPOCHS = 4, 3, 3  # steps of an epoch of the probe; sequences of a class, all in one batch of the data
+STEPS, FEWEST_EPOCHS = 4, 3  # of the small training: steps of an epoch, epochs
+TAGS = 3  # sequences of a class, which follow each other in one batch of the data
 CHANCE = 1e-6  # with which an honest order may look like one that was not drawn
-MOMENT_LIMIT = 4e-3  # in sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more
+MOMENT_LIMIT = (
+    4e-3  # in sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more
+)
 RATE_LIMIT = 1e-4  # relative; float32's 1 − β₂^t is off by up to 3e-5
 
 
@@ -193,7 +196,11 @@ def _not_drawn(seen: Sequence[tuple], patterns: Mapping[tuple[int, ...], float])
     together = [tuple(tuple(sorted(counts)) for counts in order) for order in seen]
     for orders, chances, what in (
         (seen, patterns, "{} of {} epochs took the data in the same order"),
-        (together, chance_together, "in {} of {} epochs sequences that follow each other in the data shared their batches"),
+        (
+            together,
+            chance_together,
+            "in {} of {} epochs sequences that follow each other in the data shared their batches",
+        ),
     ):
         for order, times in Counter(orders).items():
             if times > 1 and _chance([chances[counts] for counts in order], len(chances), times, len(seen)) < CHANCE:
@@ -226,7 +233,12 @@ def differs_in_counts(trial: Any, result: Mapping[str, Any], clock: Any, plan: P
     if taken != steps:
         return f"{taken} optimizer steps of {batch_size} sequences, expected {steps}: {plan.epochs} epochs of {len(plan.x)}"
     accuracy = result["epoch_accuracy"]
-    reported = {"losses": result["losses"], "trained epochs": clock.train_s, "validations": clock.validation_s, **accuracy}
+    reported = {
+        "losses": result["losses"],
+        "trained epochs": clock.train_s,
+        "validations": clock.validation_s,
+        **accuracy,
+    }
     for name, values in {"acc": (), "val_acc": (), **reported}.items():
         if len(values) != plan.epochs:
             return f"{name}: {len(values)} epochs, expected {plan.epochs}"
@@ -345,7 +357,9 @@ class Watched:
             self.losses[-1] = to_numpy(self.losses[-1]) if self.losses[-1] else np.zeros(0)
 
 
-def differs_in_schedule(watched: Watched, result: Mapping[str, Any], schedule: Schedule, limit: Limit, numpy: Callable) -> str:
+def differs_in_schedule(
+    watched: Watched, result: Mapping[str, Any], schedule: Schedule, limit: Limit, numpy: Callable
+) -> str:
     """How the epochs that ran, and what was reported of them, differ from the schedule."""
     epochs = len(schedule.rates)
     if not len(watched.rates) == len(result["losses"]) == len(result["epoch_s"]) == epochs:

@@ -1,6 +1,7 @@
 """Whole trainings that did less than they say, or otherwise, come out failed by what ran; honest ones come out ok.
 
-Every case is a real model of the suite on a CPU and goes through harness.measure.measurement.Measurement, as a row's process does.
+Every case is a real model of the suite on a CPU and goes through harness.measure.measurement.Measurement, as a row's process
+does.
 """
 
 import functools
@@ -168,7 +169,9 @@ def test_fit_that_does_less_is_failed(made, name, mistake):
 
 
 def test_second_process_counts_what_costs_nothing_to_count(made):
-    failed(fitted(made, "torch_lstm", ANYWHERE["half of the data, when it is timed"][0], process=1), "18 optimizer steps")
+    failed(
+        fitted(made, "torch_lstm", ANYWHERE["half of the data, when it is timed"][0], process=1), "18 optimizer steps"
+    )
     assert fitted(made, "torch_lstm", process=1)["status"] == "ok"
 
 
@@ -341,9 +344,13 @@ def test_probe_fits_any_batch_size_and_number_of_classes(made, batch_size, class
             loss_scale=1024.0,
         )  # fmt: skip
         plan = fits.Plan(canonical.keras_default(shapes, 1), x, y, 1, {"val_acc": (x, y)}, fits.inverse_time(RATE))
-        train = lambda clock, plan, trial=trial: trial.load(plan.start) or trial.fit(  # noqa: E731
-            plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock
-        )
+        def train(clock, plan, trial=trial):
+            return (
+                    trial.load(plan.start)
+                    or trial.fit(
+                        plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock
+                    )
+                )
         assert fits.differs_in_an_epoch(trial, train, plan, batch_size) == ""
         if steps > 1:
             with pytest.MonkeyPatch.context() as patched:
@@ -478,13 +485,20 @@ SCHEDULES = {
     ("name", "mistake"),
     [("jax_scan", mistake) for mistake in SCHEDULES]
     + [(name, f"half of the {what}") for name in ("keras", "torch_lstm") for what in ("batches", "texts evaluated")]
-    + [(name, mistake) for name in ("keras", "torch_lstm") for mistake in SCHEDULES if mistake.startswith("a rate that")],
+    + [
+        (name, mistake)
+        for name in ("keras", "torch_lstm")
+        for mistake in SCHEDULES
+        if mistake.startswith("a rate that")
+    ],
 )
 def test_training_by_another_schedule_is_failed(made, name, mistake):
     told, plant, says = SCHEDULES[mistake]
     failed(trained(made, name, plant, **told), says)
 
 
-@pytest.mark.parametrize(("train", "says"), [(best_of_all, "perplexity train"), (of_the_epoch_before, "perplexity valid")])
+@pytest.mark.parametrize(
+    ("train", "says"), [(best_of_all, "perplexity train"), (of_the_epoch_before, "perplexity valid")]
+)
 def test_perplexity_of_another_epoch_is_failed(made, train, says):
     failed(trained(made, "jax_scan", train=train), says)
