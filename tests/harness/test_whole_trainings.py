@@ -344,13 +344,10 @@ def test_probe_fits_any_batch_size_and_number_of_classes(made, batch_size, class
             loss_scale=1024.0,
         )  # fmt: skip
         plan = fits.Plan(canonical.keras_default(shapes, 1), x, y, 1, {"val_acc": (x, y)}, fits.inverse_time(RATE))
+
         def train(clock, plan, trial=trial):
-            return (
-                    trial.load(plan.start)
-                    or trial.fit(
-                        plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock
-                    )
-                )
+            return trial.load(plan.start) or trial.fit(plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock)
+
         assert fits.differs_in_an_epoch(trial, train, plan, batch_size) == ""
         if steps > 1:
             with pytest.MonkeyPatch.context() as patched:
