@@ -255,13 +255,13 @@ class Measurement:
                     return found
 
                 fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
-            result = dict(result)
+            memory, result = self._memory(), dict(result)
             proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
             proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
-            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": self._memory()}
+            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": memory}
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
         return {"fit": self._finish(part, proof)}
 
