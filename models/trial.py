@@ -247,11 +247,15 @@ class LanguageModelTrial:
 
     def evaluate(self, batches: Sequence, states: Sequence) -> float:
         """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
+        return self._mean_loss(batches, self.losses_of(batches, states))
+
+    def losses_of(self, batches: Sequence, states: Sequence) -> list:
+        """Losses of forward passes over staged batches, on the device; states as of `evaluate`."""
         staged, losses = self.stack.stage_states(states), []
         for tokens, targets in batches:
             loss, _, _, staged = self._pass(tokens, targets, staged)
             losses.append(loss)
-        return self._mean_loss(batches, losses)
+        return losses
 
     def _mean_loss(self, batches: Sequence, losses: Sequence) -> float:
         """Per token, each batch weighted by its steps."""
@@ -318,6 +322,14 @@ class ClassifierTrial:
         """Labels that are the likeliest class, over staged batches."""
         raise NotImplementedError
 
+    def _logits(self, batch: Any) -> Any:
+        """[batch, classes] of a staged batch, by the forward pass of `_evaluate`."""
+        raise NotImplementedError
+
+    def _moments(self) -> tuple[int, Sequence, Sequence]:
+        """As `moments`, in the order of the weights."""
+        raise NotImplementedError
+
     def _set_rates(self, rates: tuple[float, float, float]) -> None:
         """Of dropout, for all steps from now on."""
         raise NotImplementedError
@@ -346,15 +358,15 @@ class ClassifierTrial:
             clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
 
         Returns:
-            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
-            counted during training, under dropout, as Keras counts it.
+            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch, "epoch_accuracy": the
+            same of each epoch}, with "acc" counted during training, under dropout, as Keras counts it.
 
         Raises:
             ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
         """
         data = self._stage(x, y)
         batches = self._batches(*validation) if validation else []
-        losses, accuracy = [], {}
+        losses, accuracy, by_epoch = [], {}, {}
         self._wait(data, batches, len(x))
         for epoch in range(epochs):
             clock.begin()
@@ -364,9 +376,11 @@ class ClassifierTrial:
             if batches:
                 accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
                 clock.validated()
+            for name, value in accuracy.items():
+                by_epoch.setdefault(name, []).append(value)
             shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
             print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
-        return {"losses": losses, "accuracy": accuracy}
+        return {"losses": losses, "accuracy": accuracy, "epoch_accuracy": by_epoch}
 
     def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
         """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
@@ -405,6 +419,17 @@ class ClassifierTrial:
     def weights(self) -> dict[str, np.ndarray]:
         """All weights now, in the canonical form."""
         return self._canonical(self._weights())
+
+    def moments(self) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The optimizer now: steps that it has taken since `restore`, Adam's first and second moments."""
+        steps, first, second = self._moments()
+        return int(steps), self._canonical(first), self._canonical(second)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """[n, classes] of x [n, time, features] by the forward pass that is timed, without dropout."""
+        return np.concatenate(
+            [self.numpy(self._logits(batch)) for batch in self._batches(x, np.zeros(len(x), np.int64))]
+        )
 
     def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
         arrays, own = [self.numpy(tensor) for tensor in tensors], len(tensors) - len(self._dense_names)

@@ -1,5 +1,6 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import runtimes
-from harness.measure import after_blocks, clocks, host_reads
+from harness.measure import after_blocks, clocks, fits, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
+# Devices on which a row is also held to what it does after the proof's first steps: dropout, the block after timing, whole
+# trainings. The limits of these have not been measured on a GPU.
+HELD_ON = ("cpu",)
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = (
     "over a tenth of the fit's time lies around its steps and validations: see EpochClock in harness/measure/clocks.py"
@@ -47,6 +51,7 @@ class Measurement:
         self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any], framework: str = "tensorflow"
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
+        self._holds_more = self.device in HELD_ON
         self.data, self.kernel = data, Kernel(**evidence)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
@@ -153,7 +158,7 @@ class Measurement:
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
-        if not (self.process or proof.failures):
+        if self._holds_more and not (self.process or proof.failures):
             self._after_blocks(trial, mode, proof, profile, timed.batches_per_block)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
@@ -184,10 +189,10 @@ class Measurement:
     def fit(
         self,
         trial: Any,
-        train: Callable[[Any], Mapping[str, Any]],
+        train: Callable[[Any, fits.Plan], Mapping[str, Any]],
         train_on: Callable[[int], Any],
         *,
-        batches_per_epoch: int,
+        plan: fits.Plan,
         batch_size: int,
         flops: int,
         unit: str,
@@ -199,7 +204,9 @@ class Measurement:
             clocks.EpochClock
                 where that is Keras' own; its `timed_steps` run the very function that is timed, its `traces` counts how often
                 a step was traced, and its `inputs` and `labels` are what those steps are handed.
-            train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
+            train: given a clocks.EpochClock to feed and a plan, runs that training; returns {"losses": per epoch,
+                "accuracy": {…}, "epoch_accuracy": {"acc", "val_acc": per epoch}}.
+            plan: of the timed training; what ran is held to it, and `train` runs a small one of harness.measure.fits before.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
@@ -213,13 +220,22 @@ class Measurement:
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
         proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
         proof.callable(trial.unproven())
+        if self._holds_more and not self.process and not proof.failures:
+            proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
-            proven = trial.traces
-            fit_s, result = clocks.seconds_of(lambda: train(clock), self.runtime.sync)
+            proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
+            fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
             memory = self._memory()
+            if self._holds_more:
+                proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
+            if self._holds_more and not self.process:
+                limit = proof.limit
+                proof.whole_training(fits.differs_in_accuracy(trial, result["accuracy"], plan, limit, batch_size))
+                proof.whole_training(fits.differs_in_rate(trial, plan))
+            result = {name: value for name, value in result.items() if name != "epoch_accuracy"}
             if trial.traces != proven:
                 proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
             if not np.isfinite(result["losses"]).all():
@@ -239,26 +255,40 @@ class Measurement:
             }
         return {"fit": self._finish(part, proof)}
 
-    def training(self, trial: Any, train: Callable[[Callable], Mapping[str, Any]]) -> dict[str, dict]:
+    def training(
+        self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: fits.Schedule
+    ) -> dict[str, dict]:
         """Prove a trial step by step, then run a whole training of its own once (perplexity).
 
         Args:
             train: given a function that times an epoch, `timed(function) -> (seconds, result)`, runs the training; returns
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
+            schedule: of that training; what ran is held to it.
         """
         first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
         proof, _ = self._prove(trial, "train")
+        if self._holds_more and not proof.failures:
+            proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            fit_s, result = clocks.seconds_of(
-                lambda: train(lambda function: clocks.seconds_of(function, self.runtime.sync)), self.runtime.sync
-            )
-            result = dict(result)
+            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched:
+
+                def timed(function):
+                    found = clocks.seconds_of(function, self.runtime.sync)
+                    if watched:
+                        watched.read(self.runtime.to_numpy)
+                    return found
+
+                fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
+            memory, result = self._memory(), dict(result)
+            if watched:
+                proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
+                proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
-            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": self._memory()}
+            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": memory}
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
         return {"fit": self._finish(part, proof)}
 

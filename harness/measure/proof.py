@@ -381,6 +381,11 @@ class Proof:
         if unproven:
             self.failures.setdefault("callable", unproven)
 
+    def whole_training(self, differs: str) -> None:
+        """Fail where a whole training is not the configured one, and `differs` says how (harness.measure.fits)."""
+        if differs:
+            self.failures.setdefault("training", differs)
+
     def losses(self, where: str, losses: np.ndarray, reference: np.ndarray, limits: np.ndarray | None = None) -> None:
         """Losses [n] against the reference's curve [m], as far as both go, and `limits` [k] (None: LIMITS' for all)."""
         losses = np.asarray(losses, np.float64)

@@ -120,6 +120,9 @@ class JaxClassifier(trial.ClassifierTrial):
             _, _, correct = self._forward(self._state.parameters, correct, *batch)
         return int(correct)
 
+    def _logits(self, batch):
+        return self._forward(self._state.parameters, jnp.zeros((), jnp.int32), *batch)[1]
+
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
@@ -147,6 +150,10 @@ class JaxClassifier(trial.ClassifierTrial):
     def _applied(self):
         rate = float(self._rate_and_decay[0])
         return self.optimizer.applied(self._start, self._state.parameters, self._state.slots, rate)
+
+    def _moments(self):
+        slots = self._state.slots
+        return slots["iterations"], slots["m"], slots["v"]
 
     def _weights(self):
         return self._state.parameters

@@ -140,7 +140,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         return self.masters
 
     def _moments(self):
-        return self.optimizer.moments()
+        moments = self.optimizer.moments()
+        return moments and (self.optimizer.iterations, *moments)
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
         return tensor.detach().cpu().numpy().copy()

@@ -64,8 +64,8 @@ class SGD:
         """Back to a fresh optimizer; in place, so that a CUDA graph keeps its addresses."""
         self.iterations = 0
 
-    def moments(self) -> tuple[int, list[Tensor], list[Tensor]] | None:
-        """Adam's steps so far, first and second moments; None here."""
+    def moments(self) -> tuple[list[Tensor], list[Tensor]] | None:
+        """First and second ones of Adam, of every master; None here."""
         return None
 
     def applied(self, starts: Sequence[Tensor]) -> list[Tensor]:
@@ -102,7 +102,7 @@ class Adam(SGD):
         torch._foreach_zero_(self.tensors)
 
     def moments(self):
-        return self.iterations, self.tensors[::2], self.tensors[1::2]
+        return self.tensors[::2], self.tensors[1::2]
 
     def applied(self, starts: Sequence[Tensor]) -> list[Tensor]:
         """Adam's first moment is (1 − β₁) g after one step."""

@@ -6,8 +6,9 @@ Tokens travel as int64: TensorFlow keeps int32 tensors in host memory even where
 copy into every step.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -147,11 +148,13 @@ class LanguageModel(trial.LanguageModelTrial):
         found = super().outputs()
         return found | {"logits": found["logits"][..., : self.bias.shape[0]]}
 
-    def train_steps(self, count: int, first: int = 0) -> np.ndarray:
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
         """As of LanguageModelTrial; the same graph unless the stack has its own dropout."""
         timed, self._train = self._train, self._train_without_dropout or self._train
         try:
-            return super().train_steps(count, first)
+            with super().without_dropout():
+                yield
         finally:
             self._train = timed
 

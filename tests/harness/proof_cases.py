@@ -98,6 +98,7 @@ class FakeRow:
         self.blocks = [self.losses, self.losses]
         self.dropout = False
         self.difference = ""  # of the timed callable from the proven one
+        self.differs = ""  # of a whole training from the configured one
         self.profile = {kind: dict(found) for kind, found in PROFILE.items()}
         self.kernel, self.device = KERNEL, "gpu"
         self.loss, self.reads, self.copied, self.copied_in_fit = object(), 0, TO_HOST_LIMIT, 0
@@ -143,6 +144,7 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.stack(row, row.alone_losses, REFERENCE)
     proof.training(row, row.reference)
     proof.callable(row.unproven())
+    proof.whole_training(row.differs)
     proof.clock(row.lag_s, row.lag_limit_s, row.at_work)
     proof.stays_on_device(row.loss, row.reads, row.copied)
     proof.copies(row.copied_in_fit, 5 * TO_HOST_LIMIT)
@@ -339,6 +341,7 @@ MISTAKES = {
     "a gradient beyond what its weights' rounding explains": ("training", ["gradients"], gradients_off(1e-3, 1.1)),
     "a gradient of zero that no weight could show": ("training", ["gradients"], gradients_off(1e-8, -2.0)),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
+    "a whole training that does less": ("training", ["training"], lambda r: setattr(r, "differs", "half of the data")),
     "a clock too early": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [0.0031, 0.0041])),
     "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan] * 2)),
     "a float for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", 2.4)),

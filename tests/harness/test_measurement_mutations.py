@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, measurement, references
+from harness.measure import clocks, fits, measurement, references
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from harness.record import machine
 from tests.harness import mutants
@@ -82,6 +82,7 @@ class Trial(FakeRow):
     def __init__(self):
         super().__init__()
         self.timed = {"train": self.losses, "forward": self.forward_curve(), "stack": self.alone_losses}
+        self.differs = {}  # of a whole training from the configured one: by the check that finds it
         self.returns, self.traces, self.epochs, self.perplexity = OnDevice, 1, [2.0, 1.0], 9.0
 
     def forward_curve(self):
@@ -101,6 +102,12 @@ class Trial(FakeRow):
 
     def reference_step(self, setup, number, update):
         return self.losses[0], {name: array / UPDATE_STEPS for name, array in REFERENCE["updates"].items()}
+
+    def train_epoch(self, batches, rate):
+        pass
+
+    def numpy(self, tensor):
+        return tensor
 
 
 def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
@@ -131,6 +138,13 @@ MISTAKES = {
     "another callable in fit": ("fit", "fit", "callable", lambda t, r: setattr(t, "difference", "node 3")),
     "a fit traced anew": ("fit", "fit", "callable", lambda t, r: setattr(t, "retraces", True)),
     "NaN in fit": ("fit", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
+    "an epoch of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_an_epoch="half of the data")),
+    "counts of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_counts="an epoch less")),
+    "accuracies of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_accuracy="half of the test")),
+    "the rate of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_rate="no decay")),
+    "the rate of a training": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_step="no decay")),
+    "a training's schedule": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_schedule="a half")),
+    "perplexities": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_perplexity="a half")),
     "gradients of a training": ("training", "fit", "gradients", lambda t, r: t.gradients.pop("dense_0/bias")),
     "NaN in a training": ("training", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
     "NaN in its perplexity": ("training", "fit", "loss", lambda t, r: setattr(t, "perplexity", np.inf)),
@@ -167,16 +181,18 @@ def parts(tmp_path, monkeypatch):
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
+        for check in (name for name in vars(fits) if name.startswith("differs_in_")):
+            monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
         row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EVIDENCE, **evidence})
         if trial.reference is not REFERENCE:  # of another case
             row_process.reference = trial.reference
         if way == "steps":
             return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
 
-        def train_keras(clock):
+        def train_keras(clock, plan):
             clock.begin(), clock.trained()
             trial.traces += hasattr(trial, "retraces")
-            return {"losses": trial.epochs, "accuracy": {"acc": 0.5}}
+            return {"losses": trial.epochs, "accuracy": {"acc": 0.5}, "epoch_accuracy": {"acc": [0.5]}}
 
         def train_once(timed):
             epoch_s = [timed(lambda: None)[0] + 1e-3 for _ in trial.epochs]
@@ -184,9 +200,10 @@ def parts(tmp_path, monkeypatch):
                     "batches_per_epoch": 2, "items_per_batch": 4, "unit": "words/s"}  # fmt: skip
 
         if way == "fit":
-            about = dict(batches_per_epoch=2, batch_size=4, flops=1, unit="images/s")
+            plan = fits.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
+            about = dict(plan=plan, batch_size=4, flops=1, unit="images/s")
             return row_process.fit(trial, train_keras, None, **about)
-        return row_process.training(trial, train_once)
+        return row_process.training(trial, train_once, None)
 
     return run
 

@@ -131,7 +131,7 @@ def test_a_word_beyond_the_vocabulary_is_refused_in_every_batch(place, name, wor
 
 @pytest.mark.parametrize("bound", [CLIP_NORM, 5.0])
 def test_the_other_side_of_clippings_bound_is_the_gradient_of_another_head(bound):
-    network, (tokens, targets) = networks.LanguageModel("sum_over_time"), BATCHES[0]
+    network, tokens = networks.LanguageModel("sum_over_time"), BATCHES[0][0]
     found = expected.language_model(
         "sum_over_time", networks.SGD(0.5, clip_norm=bound), WEIGHTS, STATES, BATCHES, carry_states=True
     )
