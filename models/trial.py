@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from models.reference import dropout
 from models.reference.expected import SHOWN, upstream
 
 
@@ -110,11 +111,14 @@ class LanguageModelTrial:
         """The gradients that the one step since `restore` applied."""
         raise NotImplementedError
 
+    def _learning_rate(self) -> float:
+        raise NotImplementedError
+
     def _set_learning_rate(self, rate: float) -> None:
         raise NotImplementedError
 
-    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence) -> None:
-        """Put both where `restore` finds them."""
+    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence | None) -> None:
+        """Put both where `restore` finds them; None: the states that it has."""
         raise NotImplementedError
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
@@ -150,6 +154,22 @@ class LanguageModelTrial:
         with self.without_dropout():
             return np.array([self.numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
 
+    def dropout_losses(self, count: int) -> np.ndarray:
+        """Losses [1, count] of consecutive timed steps on the first batch, from weights that tell the dropout's rates.
+
+        The learning rate is 0 and these weights forget the states, so each step has the same loss but for its masks.
+        """
+        self.restore()
+        start, rate = self.weights(), self._learning_rate()
+        telling = dropout.language_model_weights(start, self.numpy(self.batches[0][1]))
+        try:
+            self.start_from(telling, None)
+            self._set_learning_rate(0.0)
+            return self.stacked([self.train(self.batches[0]) for _ in range(count)])[np.newaxis]
+        finally:
+            self._set_learning_rate(rate)
+            self.start_from(start, None)
+
     def unproven(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
         return ""
@@ -171,8 +191,8 @@ class LanguageModelTrial:
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence | None) -> None:
+        """From now on `restore` comes back to these weights and states (None: its own), with a fresh optimizer; restores."""
         self._set_start(arrays_of(self.stack, weights), states)
         self.restore()
 
@@ -204,6 +224,24 @@ class LanguageModelTrial:
     def _batch_major(self, array: np.ndarray) -> np.ndarray:
         """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
         return array.swapaxes(0, 1) if self.time_major else array
+
+
+def dropout_losses_of_fit(trial: Any, count: int) -> np.ndarray:
+    """Losses [weights, count] of the timed step on the first batch, from two sets of weights that tell the dropout's rates."""
+    trial.restore()
+    start = trial.weights()
+
+    def first_loss() -> float:
+        trial.restore()
+        [loss] = trial.timed_steps(1)
+        return loss
+
+    found = []
+    for telling in dropout.classifier_weights(start, trial.labels[: trial.batch_size]):
+        trial.load(telling)
+        found.append([first_loss() for _ in range(count)])
+    trial.load(start)
+    return np.array(found)
 
 
 NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer
@@ -314,6 +352,8 @@ class ClassifierTrial:
         self.restore()
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    dropout_losses = dropout_losses_of_fit
 
     def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
         """As `timed_steps`, with dropout off; `clock` is not told."""

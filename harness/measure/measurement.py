@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, host_reads
+from harness.measure import clocks, dropout, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
@@ -117,7 +117,20 @@ class Measurement:
         lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
+        if mode == "train":
+            self._prove_dropout(trial, proof, profile["ops"], steps=1)
         return proof
+
+    def _prove_dropout(self, trial: Any, proof: Proof, ops: Mapping[str, float], steps: int) -> None:
+        """Where the workload has it: by the ops of so many profiled steps, and in the first process by losses."""
+        if "dropout_losses" not in self.reference:
+            return
+        places = int(self.reference["dropout_places"])
+        proof.dropout(dropout.masks_not_drawn(ops, self.runtime.name, places, steps))
+        if self.process == 0:
+            expected = self.reference["dropout_losses"]
+            losses = trial.dropout_losses(expected.shape[1])
+            proof.dropout(dropout.wrong_losses(losses, expected, proof.limit.loss))
 
     def _time(
         self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int], utilisation: bool = True
@@ -143,7 +156,7 @@ class Measurement:
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
-        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
             notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
@@ -193,6 +206,7 @@ class Measurement:
         # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
         proof.what_ran(profile, self.kernel, self.device)
+        self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
         proof.callable(trial.unproven())
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
