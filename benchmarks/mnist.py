@@ -108,7 +108,8 @@ def reference(c, digits):
     _, weights, states, (x, y) = start(c, digits)
     steps = range(0, len(x), c.BATCH_SIZE)
     batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
-    return expected.classifier(Adam(c.LEARNING_RATE, decay=c.DECAY), weights, states, batches)
+    optimizer = Adam(c.LEARNING_RATE, decay=c.DECAY)
+    return expected.classifier(optimizer, weights, states, batches, (c.DROPOUT_1, c.DROPOUT_2), c.DROPOUT_3)
 
 
 def run_row(row, c, measurement):

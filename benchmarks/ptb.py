@@ -119,7 +119,9 @@ def reference(c, text):
     from models.reference.networks import SGD
 
     optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
-    return expected.language_model("sum_over_time", optimizer, *start(c, text), carry_states=True)
+    return expected.language_model(
+        "sum_over_time", optimizer, *start(c, text), carry_states=True, keep_prob=c.KEEP_PROB
+    )
 
 
 def run_row(row, c, measurement):

@@ -97,7 +97,7 @@ def reference(c, sequences):
     _, weights, states, (x, y) = start(c, sequences)
     steps = range(0, len(x), c.BATCH_SIZE)
     batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
-    return expected.classifier(Adam(c.LEARNING_RATE), weights, states, batches)
+    return expected.classifier(Adam(c.LEARNING_RATE), weights, states, batches, [c.DROPOUT] * c.NUM_LAYERS)
 
 
 def run_row(row, c, measurement):

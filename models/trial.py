@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from models.reference import expected
+from models.reference import dropout, expected
 from models.reference.expected import SHOWN, upstream
 
 
@@ -133,11 +133,14 @@ class LanguageModelTrial:
         """Adam's steps so far, and its first and second moments of all weights; None of SGD."""
         raise NotImplementedError
 
+    def _learning_rate(self) -> float:
+        raise NotImplementedError
+
     def _set_learning_rate(self, rate: float) -> None:
         raise NotImplementedError
 
-    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence) -> None:
-        """Put both where `restore` finds them."""
+    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence | None) -> None:
+        """Put both where `restore` finds them; None: the states that it has."""
         raise NotImplementedError
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
@@ -194,21 +197,36 @@ class LanguageModelTrial:
     def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
         """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
         self.restore()
-        weights, states = self.weights(), layers_of([self.numpy(state) for state in _flat(self.initial_states)])
+        weights, batches = self.weights(), self.batches
         kernel = np.zeros_like(weights["dense_0/kernel"])
-        batches = self.batches
-        self.start_from(weights | {"dense_0/kernel": kernel, "dense_0/bias": bias.astype(kernel.dtype)}, states)
+        self.start_from(weights | {"dense_0/kernel": kernel, "dense_0/bias": bias.astype(kernel.dtype)}, None)
         try:
             self.batches = [(batches[0][0], self._staged_targets(targets))]
             self.train_steps(1)
             return self.first_gradients()
         finally:
             self.batches = batches
-            self.start_from(weights, states)
+            self.start_from(weights, None)
 
     def _staged_targets(self, targets: np.ndarray) -> Any:
         """Targets [batch, time] as a staged batch has them."""
         return self.stage(targets, targets)[1]
+
+    def dropout_losses(self, count: int) -> np.ndarray:
+        """Losses [1, count] of consecutive timed steps on the first batch, from weights that tell the dropout's rates.
+
+        The learning rate is 0 and these weights forget the states, so each step has the same loss but for its masks.
+        """
+        self.restore()
+        start, rate = self.weights(), self._learning_rate()
+        telling = dropout.language_model_weights(start, self.numpy(self.batches[0][1]))
+        try:
+            self.start_from(telling, None)
+            self._set_learning_rate(0.0)
+            return self.stacked([self.train(self.batches[0]) for _ in range(count)])[np.newaxis]
+        finally:
+            self._set_learning_rate(rate)
+            self.start_from(start, None)
 
     def unproven(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
@@ -231,8 +249,8 @@ class LanguageModelTrial:
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence | None) -> None:
+        """From now on `restore` comes back to these weights and states (None: its own), with a fresh optimizer; restores."""
         self._set_start(arrays_of(self.stack, weights), states)
         self.restore()
 
@@ -273,6 +291,24 @@ class LanguageModelTrial:
 def _flat(states: Any) -> list:
     """The tensors of nested tuples and lists, in their order."""
     return [tensor for part in states for tensor in _flat(part)] if isinstance(states, tuple | list) else [states]
+
+
+def dropout_losses_of_fit(trial: Any, count: int) -> np.ndarray:
+    """Losses [weights, count] of the timed step on the first batch, from two sets of weights that tell the dropout's rates."""
+    trial.restore()
+    start = trial.weights()
+
+    def first_loss() -> float:
+        trial.restore()
+        [loss] = trial.timed_steps(1)
+        return loss
+
+    found = []
+    for telling in dropout.classifier_weights(start, trial.labels[: trial.batch_size]):
+        trial.load(telling)
+        found.append([first_loss() for _ in range(count)])
+    trial.load(start)
+    return np.array(found)
 
 
 NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer
@@ -393,6 +429,8 @@ class ClassifierTrial:
         self.restore()
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    dropout_losses = dropout_losses_of_fit
 
     def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
         """As `timed_steps`, with dropout off; `clock` is not told."""

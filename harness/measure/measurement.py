@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import runtimes
-from harness.measure import after_blocks, clocks, fits, host_reads
+from harness.measure import after_blocks, clocks, dropout, fits, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
@@ -125,7 +125,20 @@ class Measurement:
         lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
+        if mode == "train":
+            self._prove_dropout(trial, proof, profile["ops"], steps=1)
         return proof, profile
+
+    def _prove_dropout(self, trial: Any, proof: Proof, ops: Mapping[str, float], steps: int) -> None:
+        """Where the workload has it: by the ops of so many profiled steps, and in the first process by losses."""
+        if "dropout_losses" not in self.reference or not self._holds_more:
+            return
+        places = int(self.reference["dropout_places"])
+        proof.dropout(dropout.masks_not_drawn(ops, self.runtime.name, places, steps))
+        if self.process == 0:
+            expected = self.reference["dropout_losses"]
+            losses = trial.dropout_losses(expected.shape[1])
+            proof.dropout(dropout.wrong_losses(losses, expected, proof.limit.loss))
 
     def _time(
         self,
@@ -157,7 +170,7 @@ class Measurement:
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
-        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
         if self._holds_more and not (self.process or proof.failures):
             self._after_blocks(trial, mode, proof, profile, timed.batches_per_block)
         notes = []
@@ -219,6 +232,7 @@ class Measurement:
         # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
         proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
+        self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
         proof.callable(trial.unproven())
         if self._holds_more and not self.process and not proof.failures:
             proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from harness.measure.dropout import same_masks
+
 UPDATE_STEPS = 3  # optimizer steps of the check `update`
 CURVE_STEPS = 6  # reference losses; every timed block's first losses are compared with them
 # All blocks start from the same weights. On a GPU sums differ in their last bits from run to run, and SGD at rate 1 from large
@@ -386,6 +388,11 @@ class Proof:
         if differs:
             self.failures.setdefault("training", differs)
 
+    def dropout(self, wrong: str) -> None:
+        """Fail where dropout is not drawn as it has to be, and `wrong` says how (harness/measure/dropout.py)."""
+        if wrong:
+            self.failures.setdefault("dropout", wrong)
+
     def losses(self, where: str, losses: np.ndarray, reference: np.ndarray, limits: np.ndarray | None = None) -> None:
         """Losses [n] against the reference's curve [m], as far as both go, and `limits` [k] (None: LIMITS' for all)."""
         losses = np.asarray(losses, np.float64)
@@ -411,6 +418,8 @@ class Proof:
         """
         for number, losses in enumerate(blocks, 1):
             self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference, self.curve)
+        if dropout:
+            self.dropout(same_masks(blocks))
         together = np.asarray(blocks, np.float64)  # [blocks, steps]
         limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
         steps = self.steps_before_chaos(SPREAD_STEPS)

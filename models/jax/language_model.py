@@ -137,12 +137,15 @@ class JaxLanguageModel(trial.LanguageModelTrial):
     def _moments(self):
         return self.optimizer.moments(self.slots)
 
+    def _learning_rate(self):
+        return self.learning_rate
+
     def _set_learning_rate(self, rate):
         self.set_rates(rate, self.dropout_rate)
 
     def _set_start(self, arrays, states):
         self._start = [jnp.array(array, self.dtype) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

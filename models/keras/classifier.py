@@ -287,6 +287,8 @@ class ClassifierTrial:
             layer.rate.assign(layer.initial_rate)
         return losses
 
+    dropout_losses = trial.dropout_losses_of_fit
+
     def timed_steps(self, count: int) -> np.ndarray:
         """The same by the very function that is timed afterwards, with dropout."""
         return self._fit(count, self._stack_rate)

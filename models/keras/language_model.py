@@ -182,12 +182,15 @@ class KerasLanguageModel(trial.LanguageModelTrial):
         """Give a scalar variable of the model or the optimizer another value."""
         raise NotImplementedError
 
+    def _learning_rate(self):
+        return float(self._value_of(self.optimizer._learning_rate))
+
     def _set_learning_rate(self, rate):
         self._set(self.optimizer._learning_rate, rate)
 
     def _set_start(self, arrays, states):
         self._start = [_tensor(array, self.wide) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     def numpy(self, tensor) -> np.ndarray:
         return _numpy(tensor)

@@ -155,6 +155,9 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     def _pass(self, tokens, targets, states):
         return self._forward_step(tokens, targets, states)
 
+    def _learning_rate(self):
+        return self.optimizer.learning_rate
+
     def _set_learning_rate(self, rate):
         self.optimizer.learning_rate = rate
 
@@ -162,7 +165,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         with torch.no_grad():  # in place: a CUDA graph knows both by their addresses
             for start, array in zip(self._start, arrays, strict=True):
                 start.copy_(torch.from_numpy(array))
-            torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
+            if states is not None:
+                torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

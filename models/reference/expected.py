@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from models.reference import dropout
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.reference.networks import (
     IGNORED,
@@ -30,9 +31,18 @@ Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def language_model(
-    reduction: str, optimizer: SGD, weights: Weights, states: States, batches: Batches, carry_states: bool
+    reduction: str,
+    optimizer: SGD,
+    weights: Weights,
+    states: States,
+    batches: Batches,
+    carry_states: bool,
+    keep_prob: float = 1.0,
 ) -> dict[str, Any]:
     """The reference of a language model.
+
+    Args:
+        keep_prob: 1 − the rate of dropout on the embedding and on every layer's output, which the last two of the results are of.
 
     Returns:
         "outputs": {"loss", "hidden" [batch, time, units], "logits" [SHOWN, time, vocabulary]} of the first batch;
@@ -47,7 +57,9 @@ def language_model(
         "setup": {"adam", "learning_rate", "clip_norm", "sum_over_time", "carry_states"}: what `step` needs, 0 for False and None;
         "clip_bias" [vocabulary], "clip_targets" [batch, time], "clip_gradients" {weight of dense_0: array}: where gradients are
         clipped: a head and targets of the first batch whose gradients are on the other side of the bound than the start's, and
-        these as they are applied (`_other_side`); else empty.
+        these as they are applied (`_other_side`); else empty;
+        with dropout also "dropout_losses" [1, dropout.DRAWS]: of the first batch, from dropout.language_model_weights, each with
+        masks of its own, in float32; "dropout_places": in how many places masks are drawn, those between layers being one.
 
     Raises:
         ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
@@ -65,10 +77,19 @@ def language_model(
     outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
     embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
     alone = stack(weights, states, embedded)
-    return {
+    found = {
         "outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone,
         "setup": setup, "clip_bias": bias, "clip_targets": targets, "clip_gradients": clipped,
     }  # fmt: skip
+    if keep_prob < 1:
+        layers, rate = stack_size(weights)[0], 1.0 - keep_prob
+        narrow, telling = LanguageModel(reduction, np.float32), dropout.language_model_weights(weights, batches[0][1])
+        losses = dropout.losses_of(
+            lambda masks: narrow.forward(telling, *batches[0], states, masks).loss,
+            dropout.Rates(rate, (rate,) * layers),
+        )
+        found |= {"dropout_losses": losses[np.newaxis], "dropout_places": 2 + (layers > 1)}
+    return found
 
 
 def step(
@@ -166,10 +187,42 @@ def upstream(shape: Sequence[int]) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
-def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:
-    """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output."""
+def classifier(
+    optimizer: SGD,
+    weights: Weights,
+    states: States,
+    batches: Batches,
+    lstm_dropout: Sequence[float] = (),
+    dense_dropout: float = 0.0,
+) -> dict[str, Any]:
+    """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output.
+
+    "dropout_losses" are [2, 2 · dropout.DRAWS], from dropout.classifier_weights.
+
+    Args:
+        lstm_dropout, dense_dropout: rates after each LSTM layer, in order, and after every relu layer.
+    """
     path, training = _training(Classifier(), optimizer, weights, batches, states, carry_states=False)
-    return {"outputs": {"loss": path.loss, "logits": path.logits}, "clip_bias": np.zeros(0), **training}
+    found = {"outputs": {"loss": path.loss, "logits": path.logits}, "clip_bias": np.zeros(0), **training}
+    layers, relus = stack_size(weights)[0], "dense_1/kernel" in weights
+    rates = dropout.Rates(0.0, lstm_dropout, dense_dropout)
+    places = (
+        any(map(rates.after_layer, range(layers - 1))),
+        rates.after_layer(layers - 1) > 0,
+        dense_dropout * relus > 0,
+    )
+    if any(places):
+        narrow = Classifier(np.float32)
+
+        def losses(telling: Weights) -> np.ndarray:
+            def loss(masks: dropout.Masks) -> float:
+                return narrow.forward(telling, *batches[0], states, masks).loss
+
+            return dropout.losses_of(loss, rates, 2 * dropout.DRAWS)
+
+        found["dropout_losses"] = np.array([losses(own) for own in dropout.classifier_weights(weights, batches[0][1])])
+        found["dropout_places"] = sum(places)
+    return found
 
 
 def without_padding(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:

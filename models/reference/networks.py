@@ -3,7 +3,8 @@
     LanguageModel   tokens → embedding → LSTM stack → dense_0 → softmax over the vocabulary
     Classifier      sequences → LSTM stack → last output → dense layers (relu) → dense → softmax over the classes
 
-Both are deterministic: dropout is 0 in the proof. All arrays are float64 unless `dtype` says otherwise.
+Both are deterministic but for a forward pass under Masks: elsewhere in the proof dropout is 0. All arrays are float64 unless
+`dtype` says otherwise.
 """
 
 import copy
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.reference.dropout import NO_MASKS, Masks
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.weights.canonical import States, Weights, stack_size
 
@@ -45,13 +47,15 @@ class LanguageModel:
             raise ValueError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         self.reduction, self.dtype = reduction, dtype
 
-    def forward(self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States) -> Result:
+    def forward(
+        self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States, masks: Masks = NO_MASKS
+    ) -> Result:
         """tokens and targets [batch, time], integers below the vocabulary; raises ValueError where one is not."""
-        return self._run(weights, tokens, targets, states, with_gradients=False)
+        return self._run(weights, tokens, targets, states, False, masks)
 
     def loss_and_gradients(self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States) -> Result:
         """The same as `forward`, with the gradients of the loss by every tensor."""
-        return self._run(weights, tokens, targets, states, with_gradients=True)
+        return self._run(weights, tokens, targets, states, True, NO_MASKS)
 
     def head_gradients(self, hidden: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Weights:
         """Those of dense_0 alone, from the stack's outputs [batch, time, units] and any logits [batch, time, vocabulary]."""
@@ -62,16 +66,19 @@ class LanguageModel:
     def _scale(self, batch: int, time_steps: int) -> float:
         return 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
 
-    def _run(self, weights, tokens, targets, states, with_gradients: bool) -> Result:
+    def _run(self, weights, tokens, targets, states, with_gradients: bool, masks: Masks) -> Result:
         embedding = weights["embedding"]
         _check_ids("tokens", tokens, len(embedding))
         _check_ids("targets", targets, len(embedding), lowest=IGNORED if self.reduction == "sum_over_time" else 0)
         batch, time_steps = tokens.shape
         scale = self._scale(batch, time_steps)
 
-        inputs = np.asarray(embedding[tokens], self.dtype)  # [batch, time, embedding]
-        hidden, final_states, cache = lstm_stack_forward(inputs, weights, states, *stack_size(weights), self.dtype)
-        flat_hidden = hidden.reshape(batch * time_steps, -1)
+        inputs = masks.on_inputs(np.asarray(embedding[tokens], self.dtype))  # [batch, time, embedding]
+        num_layers, bidirectional = stack_size(weights)
+        hidden, final_states, cache = lstm_stack_forward(
+            inputs, weights, states, num_layers, bidirectional, self.dtype, masks.after_layer
+        )
+        flat_hidden = masks.after_layer(num_layers - 1, hidden).reshape(batch * time_steps, -1)
         kernel = np.asarray(weights["dense_0/kernel"], self.dtype)
         logits = flat_hidden @ kernel
         logits += weights["dense_0/bias"]
@@ -103,28 +110,30 @@ class Classifier:
     def __init__(self, dtype: type = np.float64):
         self.dtype = dtype
 
-    def forward(self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States) -> Result:
+    def forward(
+        self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States, masks: Masks = NO_MASKS
+    ) -> Result:
         """inputs [batch, time, input], labels [batch], integers below the number of classes; raises ValueError."""
-        return self._run(weights, inputs, labels, states, with_gradients=False)
+        return self._run(weights, inputs, labels, states, False, masks)
 
     def loss_and_gradients(self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States) -> Result:
         """The same as `forward`, with the gradients of the loss by every tensor."""
-        return self._run(weights, inputs, labels, states, with_gradients=True)
+        return self._run(weights, inputs, labels, states, True, NO_MASKS)
 
-    def _run(self, weights, inputs, labels, states, with_gradients: bool) -> Result:
+    def _run(self, weights, inputs, labels, states, with_gradients: bool, masks: Masks) -> Result:
         num_layers, bidirectional = stack_size(weights)
         depth = sum(name.startswith("dense_") and name.endswith("/kernel") for name in weights)
         dense = [np.asarray(weights[f"dense_{k}/kernel"], self.dtype) for k in range(depth)]
         _check_ids("labels", labels, dense[-1].shape[1])
 
         outputs, final_states, cache = lstm_stack_forward(
-            inputs, weights, states, num_layers, bidirectional, self.dtype
+            inputs, weights, states, num_layers, bidirectional, self.dtype, masks.after_layer
         )
         hidden = np.concatenate([h for h, _ in final_states[-1]], axis=1)
-        activations = [hidden]
+        activations = [masks.after_layer(num_layers - 1, hidden)]
         for k in range(depth):
             z = activations[-1] @ dense[k] + np.asarray(weights[f"dense_{k}/bias"], self.dtype)
-            activations.append(np.maximum(z, 0.0) if k < depth - 1 else z)
+            activations.append(masks.after_relu(np.maximum(z, 0.0)) if k < depth - 1 else z)
         logits = activations[-1]
         loss, d = _cross_entropy(logits, labels, 1.0 / len(labels))
         if not with_gradients:

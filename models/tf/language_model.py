@@ -202,12 +202,15 @@ class LanguageModel(trial.LanguageModelTrial):
             return None
         return own.iterations.numpy(), [m.value for m in own._momentums], [v.value for v in own._velocities]
 
+    def _learning_rate(self):
+        return float(self.optimizer.learning_rate)
+
     def _set_learning_rate(self, rate):
         self.optimizer.learning_rate = rate
 
     def _set_start(self, arrays, states):
         self._start[: len(arrays)] = [tf.constant(array, self._start[0].dtype) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     @property
     def softmax_kernel(self) -> str:
