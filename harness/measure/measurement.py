@@ -194,7 +194,7 @@ class Measurement:
     def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
         """See harness.measure.after_blocks."""
         training = mode == "train"
-        moved = trial.weights() if training and not trial.has_dropout else None
+        moved = trial.weights() if training and "dropout_losses" not in self.reference else None
         if training:
             after_blocks.hold_next_steps(proof, trial, self.reference, size)
         after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)

@@ -103,6 +103,7 @@ class FakeRow:
         self.kernel, self.device = KERNEL, "gpu"
         self.loss, self.reads, self.copied, self.copied_in_fit = object(), 0, TO_HOST_LIMIT, 0
         self.lag_s, self.lag_limit_s = [1.0, 0.004], [0.003, 0.004]  # another process came between in the first block
+        self.masks = ""  # what is wrong with dropout's
         self.at_work = ["", "update of model.py"]  # in one block of two
         self.steps = 1  # what ran before the proof
 
@@ -145,6 +146,7 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.training(row, row.reference)
     proof.callable(row.unproven())
     proof.whole_training(row.differs)
+    proof.dropout(row.masks)
     proof.clock(row.lag_s, row.lag_limit_s, row.at_work)
     proof.stays_on_device(row.loss, row.reads, row.copied)
     proof.copies(row.copied_in_fit, 5 * TO_HOST_LIMIT)
@@ -263,6 +265,10 @@ MISTAKES = {
         "hold_length", ["clipping"], lambda r: r.elsewhere.update({n: 1.1 * g for n, g in r.elsewhere.items()}),
     ),
     "gradients of another batch": ("stack", ["gradients"], lambda r: setattr(r, "anew", False)),
+    "dropout of another rate": ("dropout", ["dropout"], lambda r: setattr(r, "masks", "not this rate")),
+    "the same masks in every block": (
+        "dropout", ["dropout"], lambda r: (setattr(r, "dropout", True), setattr(r, "blocks", [r.losses, r.losses])),
+    ),
     "a thread at work": ("clock", ["clock"], lambda r: setattr(r, "at_work", ["update of model.py", "update of model.py"])),
     "one logit off": ("outputs", ["outputs"], lambda r: r.shown.update(logits=replace_at(product("fp32"), 7, 1.0))),
     "logits missing": ("outputs", ["outputs"], lambda r: r.shown.pop("logits")),
@@ -341,7 +347,7 @@ MISTAKES = {
     "a gradient beyond what its weights' rounding explains": ("training", ["gradients"], gradients_off(1e-3, 1.1)),
     "a gradient of zero that no weight could show": ("training", ["gradients"], gradients_off(1e-8, -2.0)),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
-    "a whole training that does less": ("training", ["training"], lambda r: setattr(r, "differs", "half of the data")),
+    "a whole training that does less": ("whole_training", ["training"], lambda r: setattr(r, "differs", "half of the data")),
     "a clock too early": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [0.0031, 0.0041])),
     "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan] * 2)),
     "a float for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", 2.4)),
