@@ -136,9 +136,8 @@ class Measurement:
         places = int(self.reference["dropout_places"])
         proof.dropout(dropout.masks_not_drawn(ops, self.runtime.name, places, steps))
         if self.process == 0:
-            expected = self.reference["dropout_losses"]
-            losses = trial.dropout_losses(expected.shape[1])
-            proof.dropout(dropout.wrong_losses(losses, expected, proof.limit.loss))
+            losses = trial.dropout_losses(int(self.reference["dropout_draws"]))
+            proof.dropout(dropout.wrong_losses(losses, self.reference["dropout_losses"], proof.limit.loss))
 
     def _time(
         self,

@@ -7,7 +7,8 @@ import numpy as np
 
 from models.weights.canonical import Weights
 
-DRAWS = 32  # losses of a row, and of the reference, that are compared
+# Losses of a row, and of the reference, that are compared. A classifier has more: its batches are smaller, and its rates lower.
+OF_LANGUAGE_MODEL, OF_CLASSIFIER = (48, 32), (64, 128)
 
 
 class Rates(NamedTuple):
@@ -49,25 +50,21 @@ class Masks:
 NO_MASKS = Masks(Rates())
 
 
-def losses_of(loss: Callable[[Masks], float], rates: Rates, draws: int = DRAWS) -> np.ndarray:
+def losses_of(loss: Callable[[Masks], float], rates: Rates, draws: int) -> np.ndarray:
     """Losses [draws] of forward passes, each with masks of its own."""
     generator = np.random.default_rng(1)
     return np.array([loss(Masks(rates, generator)) for _ in range(draws)])
 
 
 # From large random weights a loss hardly depends on the rate: it comes from sums over many elements, whose mean dropout leaves
-# as it is. Here every unit reads one element of a mask, through a nonlinearity: a tanh, a relu, or the softmax's exponential. What
+# as it is. Here every unit reads one element of a mask, by a nonlinearity: a tanh, a relu, or the softmax's exponential. What
 # enters a mask is the same for all sequences and steps, so a mask that these share shows in the deviation of the losses.
-OPEN, SHUT, SLOW = (
-    8.0,
-    -8.0,
-    1.0,
-)  # arguments of a gate: 0.9997, 0.0003, and 0.73 of a forget gate (0.27 of its input gate)
-CANDIDATE = (
-    1.5  # argument of a candidate whose input was kept, before the division by 1 − rate: its tanh begins to saturate
-)
-OUTPUT = float(np.tanh(np.tanh(CANDIDATE)))  # of such a unit
-WORD, CLASS = 3.0, 6.0  # a logit whose unit was kept, likewise
+# Arguments of a gate (0.9997, 0.0003, and 0.73 of a forget gate, 0.27 of its input gate), of a candidate whose input was kept,
+# before the division by 1 − rate (its tanh begins to saturate), and of the softmax, likewise.
+OPEN, SHUT, SLOW = 8.0, -8.0, 1.0
+CANDIDATE = 1.5
+WORD, CLASS = 3.0, 6.0
+OUTPUT = float(np.tanh(np.tanh(CANDIDATE)))  # of a unit with that candidate
 
 
 def language_model_weights(weights: Weights, targets: np.ndarray) -> Weights:
@@ -129,9 +126,7 @@ def _set_lstm(name: str, array: np.ndarray, gates: tuple[float, float], scale: f
     if name.endswith("/bias"):
         array[:] = np.repeat([*gates, bias, OPEN], units)
     elif not name.endswith("/recurrent_kernel"):
-        first = (
-            units if "/backward/" in name else 0
-        )  # both directions together read all inputs of a bidirectional layer
+        first = units if "/backward/" in name else 0  # together they read all inputs of a bidirectional layer
         _read(array[:, 2 * units : 3 * units], scale, np.arange(first, first + units))
 
 

@@ -58,8 +58,9 @@ def language_model(
         "clip_bias" [vocabulary], "clip_targets" [batch, time], "clip_gradients" {weight of dense_0: array}: where gradients are
         clipped: a head and targets of the first batch whose gradients are on the other side of the bound than the start's, and
         these as they are applied (`_other_side`); else empty;
-        with dropout also "dropout_losses" [1, dropout.DRAWS]: of the first batch, from dropout.language_model_weights, each with
-        masks of its own, in float32; "dropout_places": in how many places masks are drawn, those between layers being one.
+        with dropout also "dropout_losses" [1, n]: of the first batch, from dropout.language_model_weights, each with masks of its
+        own, in float32; "dropout_draws": how many a row is asked for; "dropout_places": in how many places masks are drawn, those
+        between layers being one.
 
     Raises:
         ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
@@ -82,13 +83,15 @@ def language_model(
         "setup": setup, "clip_bias": bias, "clip_targets": targets, "clip_gradients": clipped,
     }  # fmt: skip
     if keep_prob < 1:
-        layers, rate = stack_size(weights)[0], 1.0 - keep_prob
+        layers, rate, (draws, passes) = stack_size(weights)[0], 1.0 - keep_prob, dropout.OF_LANGUAGE_MODEL
         narrow, telling = LanguageModel(reduction, np.float32), dropout.language_model_weights(weights, batches[0][1])
         losses = dropout.losses_of(
             lambda masks: narrow.forward(telling, *batches[0], states, masks).loss,
             dropout.Rates(rate, (rate,) * layers),
+            passes,
         )
-        found |= {"dropout_losses": losses[np.newaxis], "dropout_places": 2 + (layers > 1)}
+        places = 2 + (layers > 1)
+        found |= {"dropout_losses": losses[np.newaxis], "dropout_draws": draws, "dropout_places": places}
     return found
 
 
@@ -197,7 +200,7 @@ def classifier(
 ) -> dict[str, Any]:
     """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output.
 
-    "dropout_losses" are [2, 2 · dropout.DRAWS], from dropout.classifier_weights.
+    "dropout_losses" are [2, n], from dropout.classifier_weights.
 
     Args:
         lstm_dropout, dense_dropout: rates after each LSTM layer, in order, and after every relu layer.
@@ -212,16 +215,16 @@ def classifier(
         dense_dropout * relus > 0,
     )
     if any(places):
-        narrow = Classifier(np.float32)
+        narrow, (draws, passes) = Classifier(np.float32), dropout.OF_CLASSIFIER
 
         def losses(telling: Weights) -> np.ndarray:
             def loss(masks: dropout.Masks) -> float:
                 return narrow.forward(telling, *batches[0], states, masks).loss
 
-            return dropout.losses_of(loss, rates, 2 * dropout.DRAWS)
+            return dropout.losses_of(loss, rates, passes)
 
         found["dropout_losses"] = np.array([losses(own) for own in dropout.classifier_weights(weights, batches[0][1])])
-        found["dropout_places"] = sum(places)
+        found |= {"dropout_draws": draws, "dropout_places": sum(places)}
     return found
 
 

@@ -76,7 +76,6 @@ class FakeRuntime:
 class Trial(FakeRow):
     """FakeRow as what is timed, too: batch k has the k-th loss, in whatever mode."""
 
-    jitter, rate = 0.0, 0.5
     batches = stack_batches = np.arange(CURVE_STEPS)
     inputs, labels = np.zeros((5 * 4, 100), np.float32), np.zeros(5 * 4, np.int64)  # of five batches
 
@@ -92,8 +91,7 @@ class Trial(FakeRow):
     def __getattribute__(self, name):
         if name in ("train", "forward", "stack_alone"):  # FakeRow has losses under one of these names
             curve = self.timed[name.removesuffix("_alone")]
-            drawn = 1.0 + self.jitter * np.random.default_rng().random()
-            return lambda k: [self.returns(curve[k])] if "_" in name else self.returns(drawn * curve[k])
+            return lambda k: [self.returns(curve[k])] if "_" in name else self.returns(curve[k])
         return super().__getattribute__(name)
 
     def forward_losses(self, count):
@@ -101,9 +99,6 @@ class Trial(FakeRow):
 
     def timed_steps(self, count):
         pass
-
-    def dropout_losses(self, count):
-        return dropped_losses(2, self.rate)
 
     def reference_step(self, setup, number, update):
         return self.losses[0], {name: array / UPDATE_STEPS for name, array in REFERENCE["updates"].items()}
@@ -113,17 +108,6 @@ class Trial(FakeRow):
 
     def numpy(self, tensor):
         return tensor
-
-
-def dropped_losses(seed: int, rate: float) -> np.ndarray:
-    return np.random.default_rng(seed).normal(2.0 + rate, 0.01, (1, 32))
-
-
-def with_dropout(trial: Trial, runtime: FakeRuntime, rate: float = 0.5, masks: int = 3) -> None:
-    """A workload of that rate, and a row that draws so many masks in a step."""
-    trial.reference = REFERENCE | {"dropout_losses": dropped_losses(1, rate), "dropout_places": 3}
-    trial.jitter, ops = 0.01, {**PROFILE["ops"], "StatelessRandomUniformV2": masks}
-    runtime.profile_of = {**PROFILE, "ops": ops}
 
 
 def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
@@ -145,8 +129,10 @@ MISTAKES = {
     "copies": ("steps", "train", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
     "another kernel": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
     "another head": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", WITHOUT_SOFTMAX)),
-    "dropout of another rate": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, rate=0.4)),
-    "dropout that is not drawn": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, masks=0)),
+    "the same masks": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, losses=lambda n: np.ones((1, n)))),
+    "masks of no op": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, profile=PROFILE)),
+    "one mask in all blocks": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, blocks_differ=False)),
+    "masks of no op in fit": ("fit", "fit", "dropout", lambda t, r: with_dropout(t, r, profile=PROFILE)),
     "every second step": ("steps", "forward", "work", lambda t, r: setattr(r, "does_half", 2)),
     "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * clocks.SHORT_LAG_LIMIT_S)),
     "logits of fit": ("fit", "fit", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
@@ -167,6 +153,19 @@ MISTAKES = {
     "NaN in a training": ("training", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
     "NaN in its perplexity": ("training", "fit", "loss", lambda t, r: setattr(t, "perplexity", np.inf)),
 }  # fmt: skip
+
+
+RANDOM = {**PROFILE, "ops": {**PROFILE["ops"], "RandomUniform": 3}}
+
+
+def with_dropout(trial, runtime, losses=None, profile=RANDOM, blocks_differ=True) -> None:
+    """Make it a trial of a workload with dropout."""
+    normal = np.random.default_rng(1).normal
+    trial.reference = REFERENCE | {"dropout_losses": normal(size=(1, 32)), "dropout_draws": 32, "dropout_places": 3}
+    trial.dropout_losses, runtime.profile_of = losses or (lambda count: normal(size=(1, count))), profile
+    if blocks_differ:
+        generator = np.random.default_rng(2)
+        trial.returns = lambda value: OnDevice(value * np.float32(generator.uniform(0.9, 1.1)))
 
 
 BATCH_SIZE = 4
@@ -233,14 +232,15 @@ def complaints(parts, module) -> list[str]:
         for mode, part in parts(module, way, lambda trial, runtime: None).items():
             if part["status"] != "ok" or not part["blocks_ms"]:
                 found.append(f"{way}, {mode}: {part['reason']}")
-    part = parts(module, "steps", with_dropout)["train"]
-    if part["status"] != "ok":
-        found.append(f"with dropout: {part['reason']}")
     chaotic = {"loss_sensitivity": np.array([0.0, 1.0, 1.0, 2000.0, 2000.0, 2000.0])}
     for mode, part in parts(module, "steps", lambda t, r: setattr(t, "reference", REFERENCE | chaotic)).items():
         noted = any("losses of 3 of 6 steps" in note for note in part["notes"])
         if part["status"] != "ok" or noted != (mode == "train"):
             found.append(f"chaotic, {mode}: {part['notes']}")
+    for way in ("steps", "fit", "training"):
+        for mode, part in parts(module, way, with_dropout).items():
+            if part["status"] != "ok" and mode not in ("forward", "stack"):
+                found.append(f"with dropout, {way}, {mode}: {part['reason']}")
     for mistake, (way, mode, proof, plant) in MISTAKES.items():
         part = parts(module, way, plant)[mode]
         if part["status"] != "failed" or proof not in part["proof"]["failed"] or f"{proof}: " not in part["reason"]:
