@@ -50,8 +50,8 @@ def language_model(
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
         "loss_sensitivity" [STEPS], "update_sensitivity" {weight: number}: how much farther than the updates themselves the
         losses and the updates move when all updates are too large by one part (models.reference.networks.Sensitivity);
-        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}, "rounded_length": of a classifier, the
-        errors from weights that are rounded coarsely (models.reference.networks.Rounded); 0 for a language model, without relus;
+        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}, "rounded_length": of a classifier,
+        the errors from weights that are rounded coarsely (models.reference.networks.Rounded); 0 for a language model;
         "gradient_step": the learning rate where a row's gradients are the change of its weights by it (SGD), else 0;
         "stack_outputs", "stack_gradients", "stack_losses": those of `stack`;
         "setup": {"adam", "learning_rate", "clip_norm", "sum_over_time", "carry_states"}: what `step` needs, 0 for False and None;

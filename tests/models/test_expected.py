@@ -89,7 +89,7 @@ def test_classifier_has_all_that_the_proof_compares(bidirectional):
     batches = [(rng.uniform(-1, 1, (BATCH, TIME, EMBEDDING)), rng.integers(0, CLASSES, BATCH)) for _ in range(2)]
     states = canonical.zero_states(LAYERS, BATCH, UNITS, bidirectional)
     found = expected.classifier(networks.Adam(1e-2), start, states, batches)
-    assert set(found) == {"outputs", *OF_TRAINING}
+    assert set(found) == {"outputs", "clip_bias", *OF_TRAINING}
     assert set(found["outputs"]) == {"loss", "logits"}
     assert found["outputs"]["logits"].shape == (BATCH, CLASSES)
     for part in ("gradients", "updates"):
