@@ -172,7 +172,8 @@ def _read_host(plane, ops: Counter, marks: list, syncs: list) -> None:
     names = {key: value.name for key, value in plane.event_metadata.items()}
     for line in plane.lines:
         for event in line.events:
-            if found := re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id]):
+            found = re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id])
+            if found and found[1] != "SyncDevice":  # `profile`'s own
                 ops[f"eager:{found[1]}"] += 1
             name = names[event.metadata_id]
             if name == PROFILED or SYNC.fullmatch(name):
