@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -112,8 +113,11 @@ def time_blocks(
     return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
 
 
-def _threads() -> dict[int, tuple[str, int, int]]:
-    """Where each other thread of Python is that runs more than the standard library: it waits there, or it is at work."""
+def _threads() -> dict[int, tuple[str, types.FrameType, int]]:
+    """Where each other thread of Python is that runs more than the standard library: it waits there, or it is at work.
+
+    One that is in the very frame and at the very instruction of before has waited. (A frame that is kept is no later call's.)
+    """
     found = {}
     for thread, top in sys._current_frames().items():
         frame = None if thread == threading.get_ident() else top
@@ -123,7 +127,7 @@ def _threads() -> dict[int, tuple[str, int, int]]:
             frame = frame.f_back
         if frame:
             code = frame.f_code
-            found[thread] = f"{code.co_qualname} of {os.path.basename(code.co_filename)}", id(top), top.f_lasti
+            found[thread] = f"{code.co_qualname} of {os.path.basename(code.co_filename)}", top, top.f_lasti
     return found
 
 
