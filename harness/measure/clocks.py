@@ -30,6 +30,7 @@ LAG_SHARE = 0.01  # of the block, where that is more: what a figure may be wrong
 SHORT_BLOCK_S = 0.1
 SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
 STANDARD = (sysconfig.get_path("stdlib"), "<frozen")  # files of a thread that waits for work
+THREAD_S = 0.001  # in which another thread begins with what it was told to do
 LAGS = 3  # at least so many blocks are late before a row is
 
 
@@ -104,10 +105,11 @@ def time_blocks(
         block_losses = [step(batch) for batch in order]
         sync()
         end = time.perf_counter()
-        at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
         read(block_losses[-1])
         lag_s.append(time.perf_counter() - end)
         limit_s.append(lag_limit(end - start))
+        time.sleep(THREAD_S)
+        at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
     return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
