@@ -10,7 +10,10 @@ states, on the same bytes:
     kernel      what the profiler saw run
     host        what a timed step brought to the host: nothing, so that it does not wait for the device (a peer's call of cuDNN
                 the lengths of its sequences, where its evidence says so); `fit` may bring back what it was handed
-    clock       how long the device went on after the clock of a block had stopped
+    clock       how long the device went on after the clock of a block had stopped, and whether a thread of Python did
+    clipping    a step on each side of the bound of the gradients' norm        length along the reference's
+
+What is held after timing, in whole trainings and of dropout: after_blocks.py, fits.py and dropout.py of this folder.
 
 The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
 the rounding of the precision its sign is noise, and one such element alone would fill the maximum norm. A layer that is
