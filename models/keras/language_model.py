@@ -98,7 +98,9 @@ class KerasLanguageModel(trial.LanguageModelTrial):
             for _ in range(self.stack.num_layers)
         ]
         self.dropouts = (
-            [self._dropout_layer(policy) for _ in range(self.stack.num_layers + 1)] if self.has_dropout else []
+            [self._dropout_layer(policy, place) for place in range(self.stack.num_layers + 1)]
+            if self.has_dropout
+            else []
         )
 
         def stack(inputs, dropouts):
@@ -118,7 +120,7 @@ class KerasLanguageModel(trial.LanguageModelTrial):
         alone, _ = stack(inputs, [])
         return keras.Model([tokens, *states], [logits, hidden, *finals]), keras.Model([inputs, *states], alone)
 
-    def _dropout_layer(self, policy: str) -> keras.layers.Layer:
+    def _dropout_layer(self, policy: str, place: int) -> keras.layers.Layer:
         raise NotImplementedError
 
     # -- what is timed -------------------------------------------------------------------------------------------------
@@ -223,8 +225,8 @@ class JaxKerasLanguageModel(KerasLanguageModel):
         self._values: tuple[list, list, list] = ()  # of weights, other variables and optimizer
         super().__init__(*arguments, **options)
 
-    def _dropout_layer(self, policy):
-        return VariableDropout(self.dropout_rate, dtype=policy)
+    def _dropout_layer(self, policy, place):
+        return VariableDropout(self.dropout_rate, seed=place + 1, dtype=policy)
 
     def restore(self):
         self._values = ([ops.copy(x) for x in self._start], self._others, [ops.copy(x) for x in self._fresh])
@@ -307,7 +309,7 @@ class TorchKerasLanguageModel(KerasLanguageModel):
         self._torch = torch
         super().__init__(*arguments, **options)
 
-    def _dropout_layer(self, policy):
+    def _dropout_layer(self, policy, place):
         return keras.layers.Dropout(self.dropout_rate, dtype=policy)  # reads its rate at every call
 
     @functools.cached_property
@@ -362,13 +364,16 @@ class TorchKerasLanguageModel(KerasLanguageModel):
 
 
 class VariableDropout(keras.layers.Layer):
-    """keras.layers.Dropout whose rate is a variable, so that a jitted step takes another rate without another program."""
+    """keras.layers.Dropout whose rate is a variable, so that a jitted step takes another rate without another program.
 
-    def __init__(self, rate: float, **options) -> None:
+    Layers of one seed would draw the same masks.
+    """
+
+    def __init__(self, rate: float, seed: int, **options) -> None:
         super().__init__(**options)
         initial = keras.initializers.Constant(rate)
         self.rate = self.add_weight(shape=(), initializer=initial, trainable=False, dtype="float32", autocast=False)
-        self.seed_generator = keras.random.SeedGenerator(1)
+        self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, inputs, training=False):
         if not training:

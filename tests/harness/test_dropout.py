@@ -132,6 +132,7 @@ MISTAKES = {  # what its reason says
     "one mask a block": "random numbers were drawn|masks are not drawn anew",
     "one mask for all time steps": "masks are shared",
     "one mask for all sequences": "masks are shared",
+    "one mask for all places": "on average, expected|deviate",
     "none on the words": "random numbers were drawn 2 times|on average",
     "none between the layers": "random numbers were drawn 2 times|on average",
     "none after the last layer": "random numbers were drawn 2 times|on average",
@@ -179,6 +180,8 @@ def plant_in_torch(mistake: str, model, monkeypatch) -> None:
             if place not in masks:
                 masks[place] = torch.rand(shape)
             drawn = masks[place]
+        elif mistake == "one mask for all places":  # as layers of one seed draw it
+            masks[0] = drawn = torch.rand(shape) if place == 0 else torch.rand(shape) * 0 + masks[0]
         else:
             drawn = torch.rand(shape)
         kept = (drawn >= rate).to(x.dtype)
