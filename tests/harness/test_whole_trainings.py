@@ -471,7 +471,8 @@ SCHEDULES = {
     "no decay": (dict(LR_DECAY=1.0), None, "epoch 3 trained at rate 1, expected 0.8"),
     "an epoch late": (dict(FLAT_EPOCHS=3), None, "epoch 3 trained at rate 1, expected 0.8"),
     "another factor": (dict(LR_DECAY=0.75), None, "epoch 3 trained at rate 0.75, expected 0.8"),
-    "a rate that is not set": ({}, lambda p, t: p.setattr(t, "_set_learning_rate", lambda rate: None), "the learning rate of"),
+    "a rate that is not set": (
+        {}, replaced("_set_learning_rate", lambda of, rate: of(rate) if rate in (0.0, 1.0) else None), "the learning rate of"),
     "a rate that is set an epoch late": ({}, late_rate, "the learning rate of an epoch at 0.8 was 1"),
     "1.2 times the rate": (
         {}, replaced("_set_learning_rate", lambda of, rate: of(1.2 * rate)), "the learning rate of an epoch at 1 was 1.2"),
