@@ -50,7 +50,7 @@ TRAIN_SEQUENCES = None      # images to train on; None: all, or the preset's
 ROWS = None                 # comma-separated names from --list, or all; None: the preset's
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
-SEED = 1                    # of the weights, the order of the images and the dropout masks
+SEED = 1                    # of the weights, the dropout masks and, but for Keras on TensorFlow, the order of the images
 PROCESSES = 1               # a whole training runs once, unless more are asked for
 STAGED_BATCHES = 8          # batches of the proof
 ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's, as for the next one
@@ -108,11 +108,13 @@ def reference(c, digits):
     _, weights, states, (x, y) = start(c, digits)
     steps = range(0, len(x), c.BATCH_SIZE)
     batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
-    return expected.classifier(Adam(c.LEARNING_RATE, decay=c.DECAY), weights, states, batches)
+    optimizer = Adam(c.LEARNING_RATE, decay=c.DECAY)
+    return expected.classifier(optimizer, weights, states, batches, (c.DROPOUT_1, c.DROPOUT_2), c.DROPOUT_3)
 
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, and train it once from Keras' default initialisation."""
+    from harness.measure import fits
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -129,18 +131,19 @@ def run_row(row, c, measurement):
     )  # fmt: skip
     trial.warm_up(test)
 
-    def train(clock):
-        trial.load(canonical.keras_default(shapes, c.SEED))
-        return trial.fit(x, y, c.EPOCHS, test, clock)
+    def train(clock, plan):
+        trial.load(plan.start)
+        return trial.fit(plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock)
 
     def train_on(batches):
         size = min(batches * c.BATCH_SIZE, count)
         trial.fit(x[:size], y[:size], -(-batches * c.BATCH_SIZE // size), None, EpochClock())
 
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, TIME_STEPS, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
+    rate = fits.inverse_time(c.LEARNING_RATE, c.DECAY)
+    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, {"val_acc": test}, rate)
     return measurement.fit(
-        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=of_step,
-        unit="images/s",
+        trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="images/s"
     )  # fmt: skip
 
 

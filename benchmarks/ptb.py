@@ -119,7 +119,9 @@ def reference(c, text):
     from models.reference.networks import SGD
 
     optimizer = SGD(c.LEARNING_RATE, clip_norm=c.CLIP_NORM)
-    return expected.language_model("sum_over_time", optimizer, *start(c, text), carry_states=True)
+    return expected.language_model(
+        "sum_over_time", optimizer, *start(c, text), carry_states=True, keep_prob=c.KEEP_PROB
+    )
 
 
 def run_row(row, c, measurement):
@@ -133,8 +135,27 @@ def run_row(row, c, measurement):
         carry_states=True, loss_scale=c.LOSS_SCALE,
     )  # fmt: skip
     if "train" in c.FLAGS:
-        return measurement.training(model, lambda timed: train(c, model, measurement.data, timed))
+        schedule = schedule_of(c, measurement.data)
+        return measurement.training(model, lambda timed: train(c, model, measurement.data, timed), schedule)
     return measurement.steps(model, flops.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS, "words/s")
+
+
+def schedule_of(c, text):
+    """What `train` has to do, for the proof."""
+    from harness.data.batches import language_model_batches, language_model_tail
+    from harness.measure import fits
+    from models.weights import canonical
+
+    def pieces(tokens, limit, batch_size):
+        return language_model_batches(words(c, tokens, limit), batch_size, c.TIME_STEPS)
+
+    zero = {size: canonical.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
+    rest = language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
+    test = [*zip(*pieces(text.test, c.EVAL_WORDS, 1), strict=True), *([rest] if rest[0].size else [])]
+    valid = list(zip(*pieces(text.valid, c.EVAL_WORDS, c.BATCH_SIZE), strict=True))
+    rates = fits.flat_then_decaying(c.LEARNING_RATE, c.EPOCHS, c.FLAT_EPOCHS, c.LR_DECAY)
+    texts = {"valid": (valid, zero[c.BATCH_SIZE]), "test": (test, zero[1])}
+    return fits.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
 
 
 def train(c, model, text, timed):

@@ -40,7 +40,7 @@ BIDIRECTIONAL = False       # whether every layer runs in both directions
 ROWS = None                 # comma-separated names from --list, or all; None: the preset's
 PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
-SEED = 1                    # of the sequences, the weights, the order and the dropout masks
+SEED = 1                    # of the sequences, the weights and the dropout masks
 PROCESSES = 1               # a whole training runs once, unless more are asked for
 STAGED_BATCHES = 8          # batches of the proof
 ROW_LIMIT_S = None          # s; a process that takes longer is stopped; None: the preset's, as for the next one
@@ -97,11 +97,12 @@ def reference(c, sequences):
     _, weights, states, (x, y) = start(c, sequences)
     steps = range(0, len(x), c.BATCH_SIZE)
     batches = [(x[k : k + c.BATCH_SIZE], y[k : k + c.BATCH_SIZE]) for k in steps]
-    return expected.classifier(Adam(c.LEARNING_RATE), weights, states, batches)
+    return expected.classifier(Adam(c.LEARNING_RATE), weights, states, batches, [c.DROPOUT] * c.NUM_LAYERS)
 
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, train it once, test it with training=False."""
+    from harness.measure import fits
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -115,9 +116,9 @@ def run_row(row, c, measurement):
     x, y = sequences.x_train[:count], sequences.y_train[:count]
     trial.warm_up((sequences.x_valid, sequences.y_valid))
 
-    def train(clock):
-        trial.load(canonical.keras_default(shapes, c.SEED))
-        result = trial.fit(x, y, c.EPOCHS, (sequences.x_valid, sequences.y_valid), clock)
+    def train(clock, plan):
+        trial.load(plan.start)
+        result = trial.fit(plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock)
         tested = trial.model.evaluate(
             sequences.x_test, sequences.y_test, batch_size=c.BATCH_SIZE, verbose=0, return_dict=True
         )["accuracy"]
@@ -128,9 +129,11 @@ def run_row(row, c, measurement):
 
     directions = 1 + c.BIDIRECTIONAL
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
+    scored = {"val_acc": (sequences.x_valid, sequences.y_valid), "test_acc": (sequences.x_test, sequences.y_test)}
+    rate = fits.inverse_time(c.LEARNING_RATE)
+    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, scored, rate)
     return measurement.fit(
-        trial, train, train_on, batches_per_epoch=count // c.BATCH_SIZE, batch_size=c.BATCH_SIZE, flops=of_step,
-        unit="sequences/s",
+        trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="sequences/s"
     )  # fmt: skip
 
 

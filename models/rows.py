@@ -63,9 +63,19 @@ class Row:
         PyTorch's profile counts launches; the others' count the ops of a graph or program, however often it runs.
         """
         found = self.expected(num_layers, time_steps, device)
+        if (
+            self.framework == "jax" and steps > 1
+        ):  # what stages the data of several steps are programs, and may have loops
+            found = {
+                **found,
+                "ops": {op: count for op, count in found["ops"].items() if op != JAX_PROGRAM},
+                "passes": {},
+            }
         if self.framework != "torch":
             return found
-        return {**found, "ops": {op: _times(steps, count) for op, count in found["ops"].items()}}
+        counted = {key: found[key] for key in ("ops", "train_ops", "passes") if key in found}
+        scaled = {key: {op: _times(steps, count) for op, count in own.items()} for key, own in counted.items()}
+        return {**found, **scaled}
 
 
 def _times(steps: int, count: int | tuple[int, int]) -> int | tuple[int, ...]:
@@ -115,8 +125,28 @@ def _tensorflow(what: str, stack: str, expected: Expected, stack_options: Mappin
     return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu)
 
 
+def _passes(expected: Expected, op: str, forward: Callable[[int, int], int], training: int) -> Expected:
+    """The same, with how often an op runs in a forward pass of the stack, and how many times that in a training step."""
+
+    def bounded(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+        found = expected(num_layers, time_steps, device)
+        times = forward(num_layers, time_steps)
+        return {**found, "passes": {op: (times, training * times)}}
+
+    return bounded
+
+
 def _of_cudnn(counts: Counts, not_ops: str = f"loop:{MATMUL}", **rest: Any) -> Expected:
     return _ops(counts, not_ops, CUDNN_KERNEL, **rest)
+
+
+def _once(times: int) -> tuple[int, int]:
+    """So often in one pass over the stack, and not twice that."""
+    return times, max(times, 2 * times - 1)
+
+
+def _cells(num_layers: int, time_steps: int) -> int:
+    return num_layers * time_steps
 
 
 def _without_cudnn(counts: Counts, not_ops: str, kernels: str = "") -> Expected:
@@ -127,47 +157,66 @@ TENSORFLOW = {
     "eager": _tensorflow(
         "LSTM cell of primitive ops, unrolled, op by op (TF eager)",
         "basic_cell.UnrolledLSTM",
-        _without_cudnn(lambda layers, steps: {"eager:MatMul": layers * steps}, LSTM_OP),
+        _passes(
+            _without_cudnn(lambda layers, steps: {"eager:MatMul": layers * steps}, LSTM_OP), "eager:MatMul", _cells, 3
+        ),
         eager=True,
     ),
     "unrolled": _tensorflow(
         "LSTM cell of primitive ops, unrolled into one graph",
         "basic_cell.UnrolledLSTM",
-        _without_cudnn(lambda layers, steps: {MATMUL: layers * steps}, f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}"),
+        _passes(
+            _without_cudnn(lambda layers, steps: {MATMUL: layers * steps}, f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}"),
+            MATMUL,
+            _cells,
+            3,
+        ),
     ),
     "while_loop": _tensorflow(
         "LSTM cell of primitive ops in tf.while_loop (BasicLSTMCell)",
         "basic_cell.WhileLoopLSTM",
-        _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, f"{LSTM_OP}|{_NO_EAGER_CELLS}"),
+        _passes(
+            _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, f"{LSTM_OP}|{_NO_EAGER_CELLS}"),
+            f"loop:{MATMUL}",
+            lambda layers, steps: layers,
+            3,
+        ),
     ),
     "static_eager": _tensorflow(
         "C++ cell op LSTMBlockCell, unrolled, op by op (TF eager)",
         "block_cell.StaticBlockLSTM",
-        _without_cudnn(lambda layers, steps: {"eager:LSTMBlockCell": layers * steps}, CUDNN_OP, BLOCK_KERNEL),
+        _without_cudnn(lambda layers, steps: {"eager:LSTMBlockCell": _once(layers * steps)}, CUDNN_OP, BLOCK_KERNEL),
         eager=True,
     ),
     "static_graph": _tensorflow(
         "C++ cell op LSTMBlockCell, unrolled into one graph",
         "block_cell.StaticBlockLSTM",
         _without_cudnn(
-            lambda layers, steps: {"LSTMBlockCell": layers * steps}, f"{CUDNN_OP}|{_NO_EAGER_CELLS}", BLOCK_KERNEL
+            lambda layers, steps: {"LSTMBlockCell": _once(layers * steps)},
+            f"{CUDNN_OP}|{_NO_EAGER_CELLS}",
+            BLOCK_KERNEL,
         ),
     ),
     "block_fused": _tensorflow(
         "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
         "block_fused.FusedBlockLSTM",
-        _without_cudnn(lambda layers, steps: {"BlockLSTMV2": layers}, CUDNN_OP, BLOCK_KERNEL),
+        _without_cudnn(lambda layers, steps: {"BlockLSTMV2": _once(layers)}, CUDNN_OP, BLOCK_KERNEL),
     ),
     "keras": _tensorflow(
         "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
         "keras_lstm.KerasLSTM",
-        _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, LSTM_OP),
+        _passes(  # a product of the inputs, and one of the state
+            _without_cudnn(lambda layers, steps: {f"loop:{MATMUL}": layers}, LSTM_OP),
+            f"loop:{MATMUL}",
+            lambda layers, steps: 2 * layers,
+            3,
+        ),
         {"use_cudnn": False},
     ),
     "keras_cudnn_eager": _tensorflow(
         "keras.layers.LSTM(use_cudnn=True), op by op (TF eager)",
         "keras_lstm.KerasLSTM",
-        _of_cudnn(lambda layers, steps: {"eager:CudnnRNNV3": layers}),
+        _of_cudnn(lambda layers, steps: {"eager:CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
         eager=True,
@@ -175,7 +224,7 @@ TENSORFLOW = {
     "keras_cudnn": _tensorflow(
         "keras.layers.LSTM(use_cudnn=True), layer by layer: CuDNNLSTM today",
         "keras_lstm.KerasLSTM",
-        _of_cudnn(lambda layers, steps: {"CudnnRNNV3": layers}),
+        _of_cudnn(lambda layers, steps: {"CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
     ),
@@ -222,6 +271,11 @@ TORCH_CELL_OP = r"aten::(lstm_cell|_thnn_fused_lstm_cell)"
 TORCH_SCRIPT = "forward"  # a scripted module's call; an eager one leaves no such mark
 TORCH_COMPILED = r"## Call CompiledFxGraph.*"
 TORCH_MATMUL = r"aten::(add)?mm"
+TORCH_OPTIMIZER = r"aten::_fused_(adam|sgd)_"  # one call for all tensors
+TORCH_LOSS = (
+    r"aten::nll_loss(2d)?_(forward|backward)"  # one of each in a step, where torch.compile has not made others of them
+)
+KERAS_TORCH_UPDATE = "aten::_foreach_add_"  # Keras' optimizers on PyTorch: some calls for all tensors together
 GRAPH_LAUNCH = "cudaGraphLaunch"
 _NOT_BESIDE_A_GRAPH = (
     rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_MATMUL}|{TORCH_SCRIPT}|{TORCH_COMPILED}|aten::_fused_\w+"
@@ -235,9 +289,9 @@ def _torch(what: str, stack: str, expected: Expected, *, needs_gpu: bool = False
     """
 
     def of_device(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
-        found = expected(num_layers, time_steps, device)
+        found = {**expected(num_layers, time_steps, device), "train_ops": {TORCH_OPTIMIZER: (1, 1), TORCH_LOSS: (0, 2)}}
         if captured and device == "gpu":
-            found |= {"ops": {GRAPH_LAUNCH: (1, 1)}, "not_ops": _NOT_BESIDE_A_GRAPH}
+            found |= {"ops": {GRAPH_LAUNCH: (1, 1)}, "not_ops": _NOT_BESIDE_A_GRAPH, "train_ops": {}, "passes": {}}
         return found
 
     arguments = {"stack": imported(f"models.pytorch.stacks.{stack}"), "captured": captured}
@@ -249,7 +303,7 @@ PYTORCH = {
         "PyTorch: LSTM cell of primitive ops, unrolled, op by op",
         "PrimitiveStack",
         _ops(
-            lambda layers, steps: {"aten::addmm": layers * steps},
+            lambda layers, steps: {"aten::addmm": _once(layers * steps)},
             f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
             not_kernels=f"{CUDNN_KERNEL}|lstm_cell",
         ),
@@ -257,10 +311,15 @@ PYTORCH = {
     "torch_jit": _torch(
         "PyTorch: LSTM cell of primitive ops, unrolled, under TorchScript",
         "ScriptedPrimitiveStack",
-        _ops(
-            lambda layers, steps: {TORCH_SCRIPT: (1, 1), TORCH_MATMUL: layers * steps},
-            f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
-            not_kernels=f"{CUDNN_KERNEL}|lstm_cell",
+        _passes(
+            _ops(
+                lambda layers, steps: {TORCH_SCRIPT: (1, 1), TORCH_MATMUL: layers * steps},
+                f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_COMPILED}|{GRAPH_LAUNCH}",
+                not_kernels=f"{CUDNN_KERNEL}|lstm_cell",
+            ),
+            TORCH_MATMUL,
+            _cells,
+            3,
         ),
     ),
     "torch_static": _torch(
@@ -307,11 +366,16 @@ PYTORCH = {
     "torch_compile": _torch(
         "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
         "CompiledPrimitiveStack",
-        _ops(
-            lambda layers, steps: {TORCH_COMPILED: 1, TORCH_MATMUL: layers * steps},
-            rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|aten::(sigmoid|tanh)",
-            "triton_",
-            f"{CUDNN_KERNEL}|lstm_cell",
+        _passes(
+            _ops(
+                lambda layers, steps: {TORCH_COMPILED: 1, TORCH_MATMUL: layers * steps},
+                rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|aten::(sigmoid|tanh)",
+                "triton_",
+                f"{CUDNN_KERNEL}|lstm_cell",
+            ),
+            TORCH_MATMUL,
+            _cells,
+            3,
         ),
         captured=True,
     ),
@@ -319,18 +383,26 @@ PYTORCH = {
 
 # --- JAX, and Keras on JAX and on PyTorch -------------------------------------------------------------------------------
 
+JAX_PROGRAM = "program"  # a jitted function's call; an op outside of one is another
 JAX_MATMUL = r"(dot|custom-call:__(cublas|onednn)\S*)"
 JAX_CUDNN = r"(loop:)?custom-call:\S*cudnn\S*rnn\S*"
 
 
-def _loops(unroll: int) -> Expected:
-    """A loop per layer with products in it; where a GPU's program has all steps written out, products alone."""
+def _loops(unroll: int, forward: int, training: int) -> Expected:
+    """A loop per layer with products in it; where a GPU's program has all steps written out, products alone.
+
+    forward, training: products that the loops of one layer hold in a forward pass and in a training step; on a GPU `unroll`
+    times as many at most.
+    """
 
     def expected(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
         ops = {"while": num_layers, f"loop:{JAX_MATMUL}": num_layers}
+        held = num_layers * (unroll if device == "gpu" else 1)
+        passes = {f"loop:{JAX_MATMUL}": (forward * held, training * held)}
         if device == "gpu" and time_steps <= unroll:
-            ops = {JAX_MATMUL: num_layers * time_steps}
-        return {"ops": ops, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
+            ops, passes = {JAX_MATMUL: num_layers * time_steps}, {}
+        ops[JAX_PROGRAM] = (1, 1)
+        return {"ops": ops, "passes": passes, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
 
     return expected
 
@@ -338,7 +410,7 @@ def _loops(unroll: int) -> Expected:
 def _calls_of_cudnn(of_each_layer: bool) -> Expected:
     """One call for each layer, or one at least for the stack; each layer copies the sequences' lengths to the host."""
     return lambda num_layers, time_steps, device: {
-        "ops": {JAX_CUDNN: num_layers if of_each_layer else 1},
+        "ops": {JAX_CUDNN: num_layers if of_each_layer else 1, JAX_PROGRAM: (1, 1)},
         "not_ops": f"loop:{JAX_MATMUL}",
         "kernels": CUDNN_KERNEL,
         "calls_copying_lengths": num_layers,
@@ -346,9 +418,16 @@ def _calls_of_cudnn(of_each_layer: bool) -> Expected:
 
 
 def _keras_torch(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+    train_ops = {KERAS_TORCH_UPDATE: (1, 10), TORCH_LOSS: (0, 2)}
     if device == "gpu":
-        return {"ops": {"aten::lstm": (num_layers, num_layers)}, "kernels": CUDNN_KERNEL}
-    return {"ops": {TORCH_MATMUL: num_layers * time_steps}, "not_ops": f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}"}
+        return {"ops": {"aten::lstm": (num_layers, num_layers)}, "kernels": CUDNN_KERNEL, "train_ops": train_ops}
+    products = num_layers * time_steps
+    return {
+        "ops": {TORCH_MATMUL: products},
+        "passes": {TORCH_MATMUL: (products, 3 * products)},
+        "not_ops": f"{TORCH_LSTM_OP}|{TORCH_CELL_OP}",
+        "train_ops": train_ops,
+    }
 
 
 def _jax(what: str, stack: str, expected: Expected, **rest: Any) -> Row:
@@ -366,7 +445,7 @@ JAX = {
     "jax_scan": _jax(
         "JAX: a lax.scan over time per layer, its backward pass written out; the whole step jitted",
         "ScanLSTM",
-        _loops(unroll=10),  # models.jax.stacks.UNROLL
+        _loops(unroll=10, forward=1, training=2),  # models.jax.stacks.UNROLL
     ),
     "jax_cudnn": _jax(
         "JAX: jax.experimental.rnn.lstm (cuDNN), the whole stack in one call; with dropout layer by layer",
@@ -378,7 +457,10 @@ JAX = {
 }
 KERAS = {
     "keras_jax": _keras(
-        "Keras on JAX: keras.layers.LSTM(use_cudnn=False), the whole step jitted", "jax", False, _loops(unroll=1)
+        "Keras on JAX: keras.layers.LSTM(use_cudnn=False), the whole step jitted",
+        "jax",
+        False,
+        _loops(unroll=1, forward=2, training=6),
     ),
     "keras_jax_cudnn": _keras(
         "Keras on JAX: keras.layers.LSTM(use_cudnn=True), layer by layer, the whole step jitted",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from models.reference import dropout, expected
 from models.reference.expected import SHOWN, upstream
 
 
@@ -36,6 +37,13 @@ def rates_of_stack(lstm_dropout: Sequence[float], num_layers: int) -> tuple[floa
     if len(set(rates[:-1])) > 1:
         raise ValueError(f"lstm_dropout: {list(lstm_dropout)} given, expected one rate between all layers of a stack")
     return (rates[0] if num_layers > 1 else 0.0), rates[-1]
+
+
+def layers_of(states: Sequence[np.ndarray]) -> list:
+    """Canonical states (layers × directions × (h, c)) of h and c of all layers [layers, batch, units], or of each in turn."""
+    if states[0].ndim == 3:
+        return [[pair] for pair in zip(*states, strict=True)]
+    return [[pair] for pair in zip(states[::2], states[1::2], strict=True)]
 
 
 @contextlib.contextmanager
@@ -101,8 +109,16 @@ class LanguageModelTrial:
         """(loss, hidden, logits, final states) of a forward pass."""
         raise NotImplementedError
 
-    def _run_stack(self, batch: tuple) -> Sequence:
-        """By what `stack_alone` times: mean(outputs²), the outputs, and the gradients by inputs and the stack's parameters."""
+    def stack_alone(self, batch: tuple) -> Sequence:
+        """The stack's forward pass in training mode, without dropout, and its backward pass.
+
+        Args:
+            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
+
+        Returns:
+            mean(outputs²), a device scalar, the outputs, and the gradients by the inputs and by each of the stack's parameters:
+            all are results of what is timed, so that none can be left out as unused.
+        """
         raise NotImplementedError
 
     def _weights(self) -> Sequence:
@@ -113,11 +129,18 @@ class LanguageModelTrial:
         """The gradients that the one step since `restore` applied."""
         raise NotImplementedError
 
+    def _moments(self) -> tuple[float, Sequence, Sequence] | None:
+        """Adam's steps so far, and its first and second moments of all weights; None of SGD."""
+        raise NotImplementedError
+
+    def _learning_rate(self) -> float:
+        raise NotImplementedError
+
     def _set_learning_rate(self, rate: float) -> None:
         raise NotImplementedError
 
-    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence) -> None:
-        """Put both where `restore` finds them."""
+    def _set_start(self, arrays: Sequence[np.ndarray], states: Sequence | None) -> None:
+        """Put both where `restore` finds them; None: the states that it has."""
         raise NotImplementedError
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
@@ -129,11 +152,11 @@ class LanguageModelTrial:
         gradient = self._staged(self._batch_major(upstream((*self._batch_major(tokens[0]).shape, self.stack.units))))
         return [(self._staged(table[ids]), gradient) for ids in tokens]
 
-    def stack_results(self) -> dict[str, np.ndarray]:
-        """`stack_alone` on the first of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
-        _, hidden, d_inputs, *gradients = (self.numpy(x) for x in self._run_stack(self.stack_batches[0]))
-        found = {"hidden": self._batch_major(hidden), "inputs": self._batch_major(d_inputs)}
-        return found | self.stack.to_canonical(gradients)
+    def stack_results(self, number: int = 0) -> dict[str, np.ndarray]:
+        """`stack_alone` on one of its batches: "hidden", and the gradients by "inputs" and the stack's weights."""
+        _, *tensors = (self.numpy(x) for x in self.stack_alone(self.stack_batches[number]))
+        found = {name: self._batch_major(x) for name, x in zip(("hidden", "inputs"), tensors, strict=False)}
+        return found | (self.stack.to_canonical(tensors[2:]) if tensors[2:] else {})
 
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: loss, hidden [batch, time, units], logits of SHOWN sequences."""
@@ -148,10 +171,62 @@ class LanguageModelTrial:
         """Losses [count] of forward passes over the first batches."""
         return np.array([self.numpy(self.forward(self.batches[k % len(self.batches)])) for k in range(count)])
 
-    def train_steps(self, count: int) -> np.ndarray:
-        """Losses [count] of that many training steps, with dropout off."""
+    def train_steps(self, count: int, first: int = 0) -> np.ndarray:
+        """Losses [count] of that many training steps from batch `first` on, with dropout off."""
+        batches = [self.batches[k % len(self.batches)] for k in range(first, first + count)]
         with self.without_dropout():
-            return np.array([self.numpy(self.train(self.batches[k % len(self.batches)])) for k in range(count)])
+            return np.array([self.numpy(self.train(batch)) for batch in batches])
+
+    def reference_step(
+        self, setup: Mapping[str, float], number: int, update: bool
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """(loss, update of every weight) of the float64 reference's step from the weights, states and optimizer as they are now.
+
+        Args:
+            setup: as the reference file has it (models.reference.expected.language_model).
+            number: of the batch.
+            update: False: the loss alone, and {}.
+        """
+        weights, states = self.weights(), layers_of([self.numpy(state) for state in _flat(self.states)])
+        made = self._moments()
+        moments = made and (int(made[0]), *(self._canonical(part) for part in made[1:]))
+        tokens, targets = self.batches[number % len(self.batches)]
+        batch = [self._batch_major(self.numpy(ids)) for ids in (_flat(tokens)[0], targets)]
+        return expected.step(setup, weights, states, batch, moments, update)
+
+    def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+        """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
+        self.restore()
+        weights, batches = self.weights(), self.batches
+        kernel = np.zeros_like(weights["dense_0/kernel"])
+        self.start_from(weights | {"dense_0/kernel": kernel, "dense_0/bias": bias.astype(kernel.dtype)}, None)
+        try:
+            self.batches = [(batches[0][0], self._staged_targets(targets))]
+            self.train_steps(1)
+            return self.first_gradients()
+        finally:
+            self.batches = batches
+            self.start_from(weights, None)
+
+    def _staged_targets(self, targets: np.ndarray) -> Any:
+        """Targets [batch, time] as a staged batch has them."""
+        return self.stage(targets, targets)[1]
+
+    def dropout_losses(self, count: int) -> np.ndarray:
+        """Losses [1, count] of consecutive timed steps on the first batch, from weights that tell the dropout's rates.
+
+        The learning rate is 0 and these weights forget the states, so each step has the same loss but for its masks.
+        """
+        self.restore()
+        start, rate = self.weights(), self._learning_rate()
+        telling = dropout.language_model_weights(start, self.numpy(self.batches[0][1]))
+        try:
+            self.start_from(telling, None)
+            self._set_learning_rate(0.0)
+            return self.stacked([self.train(self.batches[0]) for _ in range(count)])[np.newaxis]
+        finally:
+            self._set_learning_rate(rate)
+            self.start_from(start, None)
 
     def unproven(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
@@ -174,8 +249,8 @@ class LanguageModelTrial:
 
     # -- a whole training ----------------------------------------------------------------------------------------------
 
-    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence) -> None:
-        """From now on `restore` comes back to these weights and states, with a fresh optimizer; restores them."""
+    def start_from(self, weights: Mapping[str, np.ndarray], states: Sequence | None) -> None:
+        """From now on `restore` comes back to these weights and states (None: its own), with a fresh optimizer; restores."""
         self._set_start(arrays_of(self.stack, weights), states)
         self.restore()
 
@@ -190,11 +265,15 @@ class LanguageModelTrial:
 
     def evaluate(self, batches: Sequence, states: Sequence) -> float:
         """Mean loss per token over staged batches, states carried from `states` (canonical) on, dropout off."""
+        return self._mean_loss(batches, self.losses_of(batches, states))
+
+    def losses_of(self, batches: Sequence, states: Sequence) -> list:
+        """Losses of forward passes over staged batches, on the device; states as of `evaluate`."""
         staged, losses = self.stack.stage_states(states), []
         for tokens, targets in batches:
             loss, _, _, staged = self._pass(tokens, targets, staged)
             losses.append(loss)
-        return self._mean_loss(batches, losses)
+        return losses
 
     def _mean_loss(self, batches: Sequence, losses: Sequence) -> float:
         """Per token, each batch weighted by its steps."""
@@ -207,6 +286,29 @@ class LanguageModelTrial:
     def _batch_major(self, array: np.ndarray) -> np.ndarray:
         """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
         return array.swapaxes(0, 1) if self.time_major else array
+
+
+def _flat(states: Any) -> list:
+    """The tensors of nested tuples and lists, in their order."""
+    return [tensor for part in states for tensor in _flat(part)] if isinstance(states, tuple | list) else [states]
+
+
+def dropout_losses_of_fit(trial: Any, count: int) -> np.ndarray:
+    """Losses [weights, count] of the timed step on the first batch, from two sets of weights that tell the dropout's rates."""
+    trial.restore()
+    start = trial.weights()
+
+    def first_loss() -> float:
+        trial.restore()
+        [loss] = trial.timed_steps(1)
+        return loss
+
+    found = []
+    for telling in dropout.classifier_weights(start, trial.labels[: trial.batch_size]):
+        trial.load(telling)
+        found.append([first_loss() for _ in range(count)])
+    trial.load(start)
+    return np.array(found)
 
 
 NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer
@@ -256,6 +358,14 @@ class ClassifierTrial:
         """Labels that are the likeliest class, over staged batches."""
         raise NotImplementedError
 
+    def _logits(self, batch: Any) -> Any:
+        """[batch, classes] of a staged batch, by the forward pass of `_evaluate`."""
+        raise NotImplementedError
+
+    def _moments(self) -> tuple[int, Sequence, Sequence]:
+        """As `moments`, in the order of the weights."""
+        raise NotImplementedError
+
     def _set_rates(self, rates: tuple[float, float, float]) -> None:
         """Of dropout, for all steps from now on."""
         raise NotImplementedError
@@ -284,15 +394,15 @@ class ClassifierTrial:
             clock: harness.measure.clocks.EpochClock, or anything with begin(), trained() and validated().
 
         Returns:
-            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch}, with "acc"
-            counted during training, under dropout, as Keras counts it.
+            {"losses": mean over the steps of each epoch, "accuracy": {"acc", "val_acc"} of the last epoch, "epoch_accuracy": the
+            same of each epoch}, with "acc" counted during training, under dropout, as Keras counts it.
 
         Raises:
             ValueError: n is no multiple of the batch size, whose rest would take another step than the proven one.
         """
         data = self._stage(x, y)
         batches = self._batches(*validation) if validation else []
-        losses, accuracy = [], {}
+        losses, accuracy, by_epoch = [], {}, {}
         self._wait(data, batches, len(x))
         for epoch in range(epochs):
             clock.begin()
@@ -302,9 +412,11 @@ class ClassifierTrial:
             if batches:
                 accuracy["val_acc"] = self._evaluate(batches) / len(validation[0])
                 clock.validated()
+            for name, value in accuracy.items():
+                by_epoch.setdefault(name, []).append(value)
             shown = ", ".join(f"{name} {value:.4f}" for name, value in {"loss": loss, **accuracy}.items())
             print(f"epoch {epoch + 1}/{epochs}: {shown}", flush=True)
-        return {"losses": losses, "accuracy": accuracy}
+        return {"losses": losses, "accuracy": accuracy, "epoch_accuracy": by_epoch}
 
     def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
         """Build before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
@@ -317,6 +429,8 @@ class ClassifierTrial:
         self.restore()
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    dropout_losses = dropout_losses_of_fit
 
     def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
         """As `timed_steps`, with dropout off; `clock` is not told."""
@@ -343,6 +457,17 @@ class ClassifierTrial:
     def weights(self) -> dict[str, np.ndarray]:
         """All weights now, in the canonical form."""
         return self._canonical(self._weights())
+
+    def moments(self) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The optimizer now: steps that it has taken since `restore`, Adam's first and second moments."""
+        steps, first, second = self._moments()
+        return int(steps), self._canonical(first), self._canonical(second)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """[n, classes] of x [n, time, features] by the forward pass that is timed, without dropout."""
+        return np.concatenate(
+            [self.numpy(self._logits(batch)) for batch in self._batches(x, np.zeros(len(x), np.int64))]
+        )
 
     def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
         arrays, own = [self.numpy(tensor) for tensor in tensors], len(tensors) - len(self._dense_names)

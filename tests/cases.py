@@ -170,6 +170,6 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     trial.timed_steps(1)
     profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
     proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, BATCH))
-    proof.what_ran(profile, kernel, runtime.device)
+    proof.what_ran(profile, kernel.of_mode("fit", trial), runtime.device)
     proof.callable(trial.unproven())
     return proof

@@ -21,14 +21,18 @@ ENVIRONMENT = {
     "data": {"name": "ptb", "title": "Penn Treebank", "source": "real", "sha256": {"ptb.train.txt": "fcea919f"}},
 }
 CPU = {"gpu": None, "driver": None, "cuda": None, "cudnn": None}
-LIMIT = {"outputs": 2e-2, "gradients": 6e-2, "spread": 0.05}
+LIMIT = {"outputs": 2e-2, "gradients": 6e-2, "update": 0.5, "loss": 1e-3, "spread": 0.05}
 PROOF = {
     "ok": True,
     "outputs_err": 1.2e-3,
     "gradients_err": 3.4e-2,
+    "update_err": 1e-3,
+    "loss_err": 1e-6,
+    "spread_err": 1e-6,
     "limit": LIMIT,
-    "kernel": {"ops": {"CudnnRNNV3": 2}},
+    "kernel": {"ops": {"CudnnRNNV3": 2}, "launches": 200, "syncs": 0},
 }
+ON_CPU = {**PROOF, "kernel": {**PROOF["kernel"], "syncs": None}}
 LAYOUT = {
     "schema": 1,
     "benchmark": "ptb",
@@ -71,9 +75,10 @@ def make(row="keras", ms=10.0, device="gpu", precision="tf32", environment=None,
     record = schema.new_record(**{**given, **changes})
     if record["status"] != "ok":
         return record
+    items = record["config"].get("BATCH_SIZE", 100) * record["config"].get("TIME_STEPS", 1)
     for factor in processes:
-        part = dict(blocks_ms=[0.9 * ms * factor, 1.1 * ms * factor], items_per_batch=100, unit="words/s", proof=PROOF)
-        record = schema.merge_process(record, part)
+        part = dict(blocks_ms=[0.9 * ms * factor, 1.1 * ms * factor], items_per_batch=items, unit="words/s")
+        record = schema.merge_process(record, {**part, "proof": ON_CPU if device == "cpu" else PROOF})
     return record
 
 

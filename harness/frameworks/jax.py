@@ -6,14 +6,15 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import SCRATCH, bytes_to_host
+from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
 
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
 
@@ -22,6 +23,7 @@ COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 CALLED = re.compile(r"\b(condition|body|calls|to_apply|branch_computations|true_computation|false_computation)="
                     r"(\{[^}]*\}|%?[\w.\-]+)")  # fmt: skip
+PROGRAM = "program"  # the op that stands for a jitted function's call
 CALL = re.compile(r"PjitFunction\((\w+)\)")  # a jitted function's call, on the host
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 MADE_OF_DOT = re.compile(r'op_name="[^"]*\bdot_general\b[^"]*"')
@@ -65,6 +67,7 @@ class JaxRuntime:
         self._marker = jax.jit(sync_marker)
         self._zero = jax.device_put(np.float32(0), self._device)
         self.tensor_type = type(self._zero)
+        self.waits = [(jax, "block_until_ready"), (self.tensor_type, "block_until_ready"), (jax, "effects_barrier")]
         self._resets, self._peak_before = 0, 0
 
     def seed(self, seed: int) -> None:
@@ -104,7 +107,7 @@ class JaxRuntime:
         peak = self._device.memory_stats()["peak_bytes_in_use"]
         return peak if peak > self._peak_before else None
 
-    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+    def profile(self, function: Callable[[], object]) -> dict[str, Any]:
         """Run `function` under JAX's profiler and say what ran.
 
         Returns:
@@ -112,22 +115,28 @@ class JaxRuntime:
             the instructions of every compiled program that the profiler saw run, by their opcode, as the compiler left
             them: "dot", "while", in a loop's body "loop:dot", calls of libraries "custom-call:<target>"; fusions count
             with what they hold, and a sum that the compiler made of a product, as of one sequence, counts as "dot". Each
-            counts once per program, however often it ran. On a CPU there are no kernels.
+            counts once per program, however often it ran; calls of jitted functions count as "program", and so do ops outside
+            of them. On a CPU there are no kernels, and "launches" are the instructions of every program times its calls.
         """
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._jax.profiler.start_trace(folder)
             try:
-                function()
+                with self._jax.profiler.TraceAnnotation(PROFILED):
+                    function()
                 self.sync()
             finally:
                 self._jax.profiler.stop_trace()
-            kernels, programs, to_host_bytes = self._read_profile(folder)
-        programs.pop(f"jit_{sync_marker.__name__}", None)
-        ops = Counter()
+            kernels, programs, calls, about = self._read_profile(folder)
+        for counted in (programs, calls):
+            counted.pop(f"jit_{sync_marker.__name__}", None)
+        ops, instructions = Counter(), 0
         for name, seen in programs.items():
-            ops += _ops_of(self._text_of(name, seen))
-        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
+            own = _ops_of(self._text_of(name, seen))
+            ops, instructions = ops + own, instructions + max(calls[name], 1) * own.total()
+        if self.device == "cpu":
+            about |= {"launches": instructions, "syncs": None}
+        return {"ops": dict(ops + Counter({PROGRAM: calls.total()})), "kernels": dict(kernels), **about}
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -143,28 +152,36 @@ class JaxRuntime:
             found["cudnn"] = cuda_libraries.cudnn()
         return found
 
-    def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], int]:
-        """({kernel: ms}, {program that ran: its instructions that were seen}, bytes copied to the host).
+    def _read_profile(self, folder: str) -> tuple[Counter, dict[str, set[str]], Counter, dict[str, int]]:
+        """({kernel: ms}, {program that ran: its instructions that were seen}, {program: calls}, what else `profile` returns).
 
+        A jitted function's call shows another one inside when it is traced, which counts once with it.
         The host's plane has its calls, copies among them, which on a GPU the streams' events have already.
         """
-        kernels, programs, to_host_bytes = Counter(), {}, 0
+        kernels, programs, calls, to_host_bytes, launches, marks, syncs = Counter(), {}, Counter(), 0, 0, [], []
         for path in Path(folder).glob("**/*.xplane.pb"):
             for plane in self._jax.profiler.ProfileData.from_file(str(path)).planes:
                 on_gpu = plane.name.startswith("/device:GPU")
                 for line in plane.lines:
                     if on_gpu and not line.name.startswith("Stream"):  # derived lines repeat the streams' events
                         continue
+                    outer = []
                     for event in line.events:
                         about = dict(event.stats)
                         if on_gpu:
                             kernels[event.name] += event.duration_ns / 1e6
+                            launches += is_kernel(event.name)
                             to_host_bytes += bytes_to_host(str(about.get("memcpy_details", "")))
                         if "hlo_module" in about:
                             programs.setdefault(str(about["hlo_module"]), set()).add(str(about.get("hlo_op", "")))
                         elif called := CALL.fullmatch(event.name):  # kernels of a CUDA graph name no program
                             programs.setdefault(f"jit_{called[1]}", set())
-        return kernels, programs, to_host_bytes
+                            outer.append((*_when(event), f"jit_{called[1]}"))
+                        elif not on_gpu and (event.name == PROFILED or SYNC.fullmatch(event.name)):
+                            (marks if event.name == PROFILED else syncs).append(_when(event))
+                    calls += Counter(_outermost(outer))
+        about = {"to_host_bytes": to_host_bytes, "launches": launches, "syncs": syncs_within(marks, syncs)}
+        return kernels, programs, calls, about
 
     def _text_of(self, name: str, seen: set[str]) -> str:
         """The compiled program of that name with those instructions, as this process holds it."""
@@ -181,6 +198,20 @@ class JaxRuntime:
             texts,
             key=lambda text: len(seen & {found[1] for found in map(INSTRUCTION.match, text.splitlines()) if found}),
         )
+
+
+def _when(event: Any) -> tuple[float, float]:
+    """(start, end) of a profile's event, in ns."""
+    return event.start_ns, event.start_ns + event.duration_ns
+
+
+def _outermost(events: Iterable[tuple[float, float, str]]) -> Iterator[str]:
+    """The names of the events (start, end, name) that lie in no other one."""
+    end = float("-inf")
+    for start, stop, name in sorted(events, key=lambda event: (event[0], -event[1])):
+        if start >= end:
+            end = stop
+            yield name
 
 
 def sync_marker(x: object) -> object:

@@ -1,6 +1,8 @@
-"""What the profiles of several frameworks have in common: which copies from the device to the host count, and their bytes."""
+"""What the profiles of several frameworks have in common: which copies from the device to the host count, and their bytes;
+which events are launches and synchronisations."""
 
 import re
+from collections.abc import Iterable
 
 SCRATCH = "LSTM_BENCH_SCRATCH"  # environment variable of a row's process: a folder for profiles, which goes with it
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
@@ -15,3 +17,25 @@ def bytes_to_host(details: str) -> int:
     """Of what XLA's profiler, TensorFlow's and JAX', says of a copy: "kind_src:device kind_dst:pinned size:400 …"."""
     found = re.search(r"kind_src:device kind_dst:(?:pinned|pageable|host)\b.*\bsize:(\d+)", details)
     return counted(int(found[1])) if found else 0
+
+
+PROFILED = "lstm_bench_profiled"  # the mark around what is profiled: what the profiler itself waits for lies outside
+NO_KERNEL = re.compile(r"mem(cpy|set)", re.IGNORECASE)
+SYNC = re.compile(r"cu(da)?(Stream|Device|Ctx|Context|Event)Synchronize(_\w+)?")  # of CUDA's runtime and driver
+
+
+def is_kernel(name: str) -> bool:
+    """Whether an event of a GPU's stream is a kernel, and no copy or memset."""
+    return not NO_KERNEL.match(name)
+
+
+def syncs_within(marks: Iterable[tuple[float, float]], calls: Iterable[tuple[float, float]]) -> int:
+    """How many synchronisations the host made inside of the marks; each is (start, end) on the host's clock.
+
+    One that calls another, as CUDA's runtime does its driver, counts once.
+    """
+    marks, seen, end = list(marks), 0, float("-inf")
+    for start, stop in sorted(calls):
+        if start >= end and any(first <= start <= last for first, last in marks):
+            seen, end = seen + 1, stop
+    return seen

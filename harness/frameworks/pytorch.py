@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class TorchRuntime:
         self.device, self.precision, self._torch = device, precision, torch
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
         self.tensor_type = torch.Tensor
+        owners = torch.cuda, torch.cuda.Stream, torch.cuda.Event, getattr(torch, "accelerator", None)
+        self.waits = [(owner, "synchronize") for owner in owners if hasattr(owner, "synchronize")]
         torch.set_num_threads(threads)
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         matmul = torch.backends.cuda.matmul
@@ -87,7 +90,7 @@ class TorchRuntime:
         in_graphs = sum(part["total_size"] - part["allocated_size"] for part in pools)
         return self._torch.cuda.max_memory_allocated() + in_graphs
 
-    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+    def profile(self, function: Callable[[], object]) -> dict[str, Any]:
         """Run `function` under PyTorch's profiler and say what ran.
 
         Returns:
@@ -104,9 +107,12 @@ class TorchRuntime:
             activities.append(profiler.ProfilerActivity.CUDA)
         self.sync()
         with profiler.profile(activities=activities) as profile:
-            function()
+            with profiler.record_function(profiles.PROFILED):
+                function()
             self.sync()
         found = _what_ran(profile.events(), self._torch.autograd.DeviceType.CUDA)
+        if self.device == "cpu":
+            found["launches"], found["syncs"] = sum(found["ops"].values()), None
         return {**found, "to_host_bytes": _bytes_to_host(profile) if self.device == "gpu" else 0}
 
     def environment(self) -> dict:
@@ -135,16 +141,22 @@ def _bytes_to_host(profile: object) -> int:
     return sum(map(profiles.counted, sizes))
 
 
-def _what_ran(events: Sequence, cuda: object) -> dict[str, dict[str, float]]:
+def _what_ran(events: Sequence, cuda: object) -> dict[str, Any]:
     """The profile of torch.autograd.profiler_util.FunctionEvents; `cuda` is the device type of kernels."""
-    ops, kernels = Counter(), Counter()
+    ops, kernels, launches, marks, syncs = Counter(), Counter(), 0, [], []
     for event in events:
         if event.is_user_annotation:  # marks such as Optimizer.step#Adam.step, on the host and on the device
+            if event.name == profiles.PROFILED and event.device_type != cuda:
+                marks.append((event.time_range.start, event.time_range.end))
             continue
         if event.device_type == cuda:
             kernels[event.name] += event.time_range.elapsed_us() / 1e3
+            launches += profiles.is_kernel(event.name)
+        elif profiles.SYNC.fullmatch(event.name):
+            syncs.append((event.time_range.start, event.time_range.end))
         elif event.name.startswith(GRAPH_LAUNCH):  # followed by the driver's version: cudaGraphLaunch_v10000
             ops[GRAPH_LAUNCH] += 1
         elif not RUNTIME_CALL.fullmatch(event.name):
             ops[event.name] += 1
-    return {"ops": dict(ops), "kernels": dict(kernels)}
+    told = {"launches": launches, "syncs": profiles.syncs_within(marks, syncs)}
+    return {"ops": dict(ops), "kernels": dict(kernels), **told}

@@ -15,6 +15,7 @@ class Runtime(Protocol):
         device, precision: as given to `make`.
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
         tensor_type: the class of its tensors, those that a step is run on.
+        waits: (owner, name) of the functions by which a step would wait for the device, besides reading a tensor.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Runtime(Protocol):
     precision: str
     device_name: str
     tensor_type: type
+    waits: Sequence[tuple[Any, str]]
 
     def seed(self, seed: int) -> None:
         """Start the framework's own random numbers, such as dropout masks, anew."""
@@ -41,11 +43,13 @@ class Runtime(Protocol):
     def memory_peak(self) -> int | None:
         """Bytes at the allocator's peak since the last reset; None on a CPU."""
 
-    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+    def profile(self, function: Callable[[], object]) -> dict[str, Any]:
         """Run `function` and say what ran.
 
         {"ops": {op: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": copied from the device to the host, in
-        copies of over profiles.SMALL_COPY bytes}: a loop of unknown length has its condition copied in every step.
+        copies of over profiles.SMALL_COPY bytes, "launches": how many kernels ran on a GPU, or ops on a CPU, copies left out,
+        "syncs": how often the host waited for a GPU, by CUDA's own calls; None on a CPU}. A loop of unknown length has its
+        condition copied in every step.
         """
 
     def environment(self) -> dict:

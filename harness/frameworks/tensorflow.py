@@ -9,12 +9,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import SCRATCH, bytes_to_host
+from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
 
 OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
@@ -42,6 +43,7 @@ class TensorFlowRuntime:
         self.device, self.precision, self._tf = device, precision, tf
         self.device_name = "/GPU:0" if device == "gpu" else "/CPU:0"
         self.tensor_type = tf.__internal__.EagerTensor
+        self.waits = [(tf.test.experimental, "sync_devices")]
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
         if device == "gpu" and not tf.config.list_physical_devices("GPU"):
@@ -75,7 +77,7 @@ class TensorFlowRuntime:
         """Bytes at the allocator's peak since the last reset; None on a CPU, where TensorFlow keeps no such count."""
         return self._tf.config.experimental.get_memory_info("GPU:0")["peak"] if self.device == "gpu" else None
 
-    def profile(self, function: Callable[[], object]) -> dict[str, dict[str, float]]:
+    def profile(self, function: Callable[[], object]) -> dict[str, Any]:
         """Run `function` under TensorFlow's profiler and say what ran.
 
         Returns:
@@ -90,13 +92,16 @@ class TensorFlowRuntime:
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._tf.profiler.experimental.start(folder)
             try:
-                function()
+                with self._tf.profiler.experimental.Trace(PROFILED):
+                    function()
                 self.sync()
             finally:
                 self._tf.profiler.experimental.stop()
-            ops, kernels, to_host_bytes = _read_profile(folder)
+            ops, kernels, about = _read_profile(folder)
         _count_traced(ops, "" if self.device == "cpu" else COMPILED)
-        return {"ops": dict(ops), "kernels": dict(kernels), "to_host_bytes": to_host_bytes}
+        if self.device == "cpu":
+            about |= {"launches": sum(ops.values()), "syncs": None}
+        return {"ops": dict(ops), "kernels": dict(kernels), **about}
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -143,34 +148,46 @@ def cure(log: str) -> str:
     return f"{'; '.join(failed.values())}; install tensorflow[and-cuda] of its version, or add its folder to LD_LIBRARY_PATH"
 
 
-def _read_profile(folder: str) -> tuple[Counter, Counter, int]:
+def _read_profile(folder: str) -> tuple[Counter, Counter, dict[str, int]]:
+    """(ops, kernels, {"to_host_bytes", "launches", "syncs"})"""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    ops, kernels, to_host_bytes = Counter(), Counter(), 0
+    ops, kernels, to_host_bytes, launches, marks, syncs = Counter(), Counter(), 0, 0, [], []
     for path in glob.glob(f"{folder}/**/*.xplane.pb", recursive=True):
         space = xplane_pb2.XSpace()
         with open(path, "rb") as file:
             space.ParseFromString(file.read())
         for plane in space.planes:
             if plane.name.startswith("/device:GPU"):
-                to_host_bytes += _read_device(plane, ops, kernels)
-            elif plane.name.startswith("/host:CPU"):
-                _read_host(plane, ops)
-    return ops, kernels, to_host_bytes
+                copied, launched = _read_device(plane, ops, kernels)
+                to_host_bytes, launches = to_host_bytes + copied, launches + launched
+            elif plane.name.startswith("/host:C"):  # the CPU, and in some versions CUPTI besides
+                _read_host(plane, ops, marks, syncs)
+    about = {"to_host_bytes": to_host_bytes, "launches": launches, "syncs": syncs_within(marks, syncs)}
+    return ops, kernels, about
 
 
-def _read_host(plane, ops: Counter) -> None:
-    """What was executed eagerly: single ops, and traced functions by their names."""
+def _read_host(plane, ops: Counter, marks: list, syncs: list) -> None:
+    """What was executed eagerly: single ops, and traced functions by their names; (start, end) of marks and synchronisations."""
     names = {key: value.name for key, value in plane.event_metadata.items()}
     for line in plane.lines:
         for event in line.events:
-            if found := re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id]):
+            found = re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id])
+            if found and found[1] != "SyncDevice":  # `profile`'s own
                 ops[f"eager:{found[1]}"] += 1
+            name = names[event.metadata_id]
+            if name == PROFILED or SYNC.fullmatch(name):
+                start = line.timestamp_ns + event.offset_ps / 1e3
+                (marks if name == PROFILED else syncs).append((start, start + event.duration_ps / 1e3))
 
 
-def _read_device(plane, ops: Counter, kernels: Counter) -> int:
-    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's); bytes to the host."""
-    to_host_bytes = 0
+def _read_device(plane, ops: Counter, kernels: Counter) -> tuple[int, int]:
+    """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's).
+
+    Returns:
+        (bytes copied to the host, kernels launched)
+    """
+    to_host_bytes = launches = 0
     launched = set()  # ops by name, since one op may launch many kernels, and a loop's op many times
     names = {key: value.name for key, value in plane.event_metadata.items()}
     stats = {key: value.name for key, value in plane.stat_metadata.items()}
@@ -179,6 +196,7 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> int:
             continue
         for event in line.events:
             kernels[names[event.metadata_id]] += event.duration_ps / 1e9
+            launches += is_kernel(names[event.metadata_id])
             about = {stats[stat.metadata_id]: stat.str_value or stats.get(stat.ref_value, "") for stat in event.stats}
             to_host_bytes += bytes_to_host(about.get("memcpy_details", ""))
             if "hlo_module" in about:
@@ -188,7 +206,7 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> int:
     for op in launched:
         if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
             ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
-    return to_host_bytes
+    return to_host_bytes, launches
 
 
 def _count_traced(ops: Counter, prefix: str) -> None:

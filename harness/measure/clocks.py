@@ -9,8 +9,13 @@ and at least WARMUP_BATCHES batches have run, every staged one among them; or, n
 in the full preset, 0.5 s in the quick one, 30 s at most). The protocol's least number of batches goes before the limit.
 """
 
+import os
 import statistics
+import sys
+import sysconfig
+import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +29,8 @@ LAG_LIMIT_S = 0.002  # reading one loss takes under 1 ms on an idle device
 LAG_SHARE = 0.01  # of the block, where that is more: what a figure may be wrong by
 SHORT_BLOCK_S = 0.1
 SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
+STANDARD = (sysconfig.get_path("stdlib"), "<frozen")  # files of a thread that waits for work
+THREAD_S = 0.001  # in which another thread begins with what it was told to do
 LAGS = 3  # at least so many blocks are late before a row is
 
 
@@ -47,6 +54,7 @@ class Blocks(NamedTuple):
     warmup: Warmup
     lag_s: list[float]  # per block, how long its last loss took to read after the clock stopped
     lag_limit_s: list[float]  # and how long it may have taken
+    at_work: list[str]  # per block, a thread of Python that was at work when the clock stopped, or ""
 
 
 def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
@@ -88,10 +96,11 @@ def time_blocks(
     warmup, batch_s = _warm_up(step, batches, sync, restore, least, warmup_limit_s, len(batches) if whole_rounds else 1)
     size = _multiple(block_size(batch_s, timed_batches, min_block_s), len(batches) if whole_rounds else 1)
     order = [batches[k % len(batches)] for k in range(size)]
-    ms, losses, lag_s, limit_s = [], [], [], []
+    ms, losses, lag_s, limit_s, at_work = [], [], [], [], []
     while len(ms) < blocks or (len(ms) < LAGS and all(lag > limit for lag, limit in zip(lag_s, limit_s, strict=True))):
         restore()
         sync()
+        threads = _threads()
         start = time.perf_counter()
         block_losses = [step(batch) for batch in order]
         sync()
@@ -99,9 +108,29 @@ def time_blocks(
         read(block_losses[-1])
         lag_s.append(time.perf_counter() - end)
         limit_s.append(lag_limit(end - start))
+        time.sleep(THREAD_S)
+        at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
-    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s)
+    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
+
+
+def _threads() -> dict[int, tuple[str, types.FrameType, int]]:
+    """Where each other thread of Python is that runs more than the standard library: it waits there, or it is at work.
+
+    One that is in the very frame and at the very instruction of before has waited. (A frame that is kept is no later call's.)
+    """
+    found = {}
+    for thread, top in sys._current_frames().items():
+        frame = None if thread == threading.get_ident() else top
+        while (
+            frame and frame.f_code.co_filename.startswith(STANDARD) and "site-packages" not in frame.f_code.co_filename
+        ):
+            frame = frame.f_back
+        if frame:
+            code = frame.f_code
+            found[thread] = f"{code.co_qualname} of {os.path.basename(code.co_filename)}", top, top.f_lasti
+    return found
 
 
 def lag_limit(block_s: float) -> float:

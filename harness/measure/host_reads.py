@@ -1,4 +1,4 @@
-"""How often a step brings a tensor to the host, by the frameworks' own ways to do so, on any device.
+"""How often a step brings a tensor to the host or waits for the device, by the frameworks' own ways to do so, on any device.
 
 On a GPU the profiler sees each copy besides. On a CPU there is none to be seen, since the tensor lies there already; but the
 same step on a GPU would wait for it. A bool() that looks for a NaN and an int() of a counter wait as much as a float() does, so
@@ -18,7 +18,8 @@ WAYS = ("numpy", "item", "tolist", "cpu", "to", "__array__", "__float__", "__int
 
 @contextlib.contextmanager
 def counted(runtime: Runtime) -> Iterator[list[str]]:
-    """Collects the ways by which tensors of the row's framework, and no other's, were read inside: one entry each, "item"."""
+    """Collects the ways by which tensors of the row's framework, and no other's, were read inside, or the host waited for the
+    device without reading one: one entry each, "item" or "synchronize"."""
     reads: list[str] = []
     owner = runtime.tensor_type
     with contextlib.ExitStack() as stack:
@@ -27,7 +28,19 @@ def counted(runtime: Runtime) -> Iterator[list[str]]:
                 _replace(stack, owner, way, _noting(getattr(owner, way), way, reads, runtime))
         for way in ("asarray", "array"):  # of TensorFlow and JAX they read the memory itself
             _replace(stack, np, way, _noting(getattr(np, way), f"numpy.{way}", reads, runtime))
+        for holder, way in runtime.waits:
+            _replace(stack, holder, way, _waiting(getattr(holder, way), way, reads))
         yield reads
+
+
+def _waiting(function: Callable, way: str, reads: list[str]) -> Callable:
+    def waiting(*arguments, **keywords):
+        before = len(reads)
+        result = function(*arguments, **keywords)
+        reads[before:] = [way]  # whatever it called in its turn
+        return result
+
+    return waiting
 
 
 def _noting(function: Callable, way: str, reads: list[str], runtime: Runtime) -> Callable:

@@ -1,5 +1,6 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, host_reads
+from harness.measure import after_blocks, clocks, dropout, fits, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from harness.measure.references import load_reference
 from harness.record import machine
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
+# Devices on which a row is also held to what it does after the proof's first steps: dropout, the block after timing, whole
+# trainings. The limits of these have not been measured on a GPU.
+HELD_ON = ("cpu",)
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validations: see docs/reading-tables.md"
 CURVE_NOTE = (
@@ -24,8 +28,10 @@ CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses
 
 
 def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
-    """(what is timed, the batches that it is timed on) of a trial in one mode."""
-    return (trial.stack_alone, trial.stack_batches) if mode == "stack" else (getattr(trial, mode), trial.batches)
+    """(what is timed, the batches that it is timed on) of a trial in one mode; it returns its loss, a device scalar."""
+    if mode == "stack":
+        return lambda batch: trial.stack_alone(batch)[0], trial.stack_batches
+    return getattr(trial, mode), trial.batches
 
 
 class Measurement:
@@ -43,6 +49,7 @@ class Measurement:
         self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any], framework: str = "tensorflow"
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
+        self._holds_more = self.device in HELD_ON
         self.data, self.kernel = data, Kernel(**evidence)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
@@ -81,10 +88,10 @@ class Measurement:
             step, batches = timed_of(trial, mode)
             trial.restore()
             called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-            proof = self._prove(trial, mode)
+            proof, profile = self._prove(trial, mode)
             part = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
             if not proof.failures:
-                part |= self._time(trial, mode, proof, items_per_batch, utilisation) | {"unit": unit}
+                part |= self._time(trial, mode, proof, profile, items_per_batch, utilisation) | {"unit": unit}
                 part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
             parts[mode] = self._finish(part, proof)
         return parts
@@ -93,7 +100,8 @@ class Measurement:
         """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
         return clocks.seconds_of(lambda: trial.trace(mode), self.runtime.sync)[0] if hasattr(trial, "trace") else 0.0
 
-    def _prove(self, trial: Any, mode: str) -> Proof:
+    def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
+        """The proof, and the profile of one step."""
         proof = Proof(self.precision)
         trial.restore()
         step, batches = timed_of(trial, mode)
@@ -115,10 +123,28 @@ class Measurement:
         lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
-        return proof
+        if mode == "train":
+            self._prove_dropout(trial, proof, profile["ops"], steps=1)
+        return proof, profile
+
+    def _prove_dropout(self, trial: Any, proof: Proof, ops: Mapping[str, float], steps: int) -> None:
+        """Where the workload has it: by the ops of so many profiled steps, and in the first process by losses."""
+        if "dropout_losses" not in self.reference or not self._holds_more:
+            return
+        places = int(self.reference["dropout_places"])
+        proof.dropout(dropout.masks_not_drawn(ops, self.runtime.name, places, steps))
+        if self.process == 0:
+            losses = trial.dropout_losses(int(self.reference["dropout_draws"]))
+            proof.dropout(dropout.wrong_losses(losses, self.reference["dropout_losses"], proof.limit.loss))
 
     def _time(
-        self, trial: Any, mode: str, proof: Proof, items_per_batch: int | Sequence[int], utilisation: bool = True
+        self,
+        trial: Any,
+        mode: str,
+        proof: Proof,
+        profile: dict,
+        items_per_batch: int | Sequence[int],
+        utilisation: bool = True,
     ) -> dict:
         c = self._protocol
         step, batches = timed_of(trial, mode)
@@ -136,12 +162,14 @@ class Measurement:
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
         )
-        proof.clock(timed.lag_s, timed.lag_limit_s)
+        proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
         memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
-        proof.timed_losses(losses, curve, dropout=mode == "train" and trial.has_dropout)
+        proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
+        if self._holds_more and not (self.process or proof.failures):
+            self._after_blocks(trial, mode, proof, profile, timed.batches_per_block)
         notes = []
         if timed.batches_per_block < c["TIMED_BATCHES"]:
             notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
@@ -160,13 +188,21 @@ class Measurement:
             "notes": notes,
         }
 
+    def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
+        """See harness.measure.after_blocks."""
+        training = mode == "train"
+        moved = trial.weights() if training and "dropout_losses" not in self.reference else None
+        if training:
+            after_blocks.hold_next_steps(proof, trial, self.reference, size)
+        after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)
+
     def fit(
         self,
         trial: Any,
-        train: Callable[[Any], Mapping[str, Any]],
+        train: Callable[[Any, fits.Plan], Mapping[str, Any]],
         train_on: Callable[[int], Any],
         *,
-        batches_per_epoch: int,
+        plan: fits.Plan,
         batch_size: int,
         flops: int,
         unit: str,
@@ -178,7 +214,9 @@ class Measurement:
             clocks.EpochClock
                 where that is Keras' own; its `timed_steps` run the very function that is timed, its `traces` counts how often
                 a step was traced, and its `inputs` and `labels` are what those steps are handed.
-            train: given a clocks.EpochClock to feed, runs the training; returns {"losses": per epoch, "accuracy": {…}}.
+            train: given a clocks.EpochClock to feed and a plan, runs that training; returns {"losses": per epoch,
+                "accuracy": {…}, "epoch_accuracy": {"acc", "val_acc": per epoch}}.
+            plan: of the timed training; what ran is held to it, and `train` runs a small one of harness.measure.fits before.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
@@ -190,15 +228,25 @@ class Measurement:
         profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
         # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
-        proof.what_ran(profile, self.kernel, self.device)
+        proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
+        self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
         proof.callable(trial.unproven())
+        if self._holds_more and not self.process and not proof.failures:
+            proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         if not proof.failures:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
-            proven = trial.traces
-            fit_s, result = clocks.seconds_of(lambda: train(clock), self.runtime.sync)
+            proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
+            fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
             memory = self._memory()
+            if self._holds_more:
+                proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
+            if self._holds_more and not self.process:
+                limit = proof.limit
+                proof.whole_training(fits.differs_in_accuracy(trial, result["accuracy"], plan, limit, batch_size))
+                proof.whole_training(fits.differs_in_rate(trial, plan))
+            result = {name: value for name, value in result.items() if name != "epoch_accuracy"}
             if trial.traces != proven:
                 proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
             if not np.isfinite(result["losses"]).all():
@@ -218,26 +266,40 @@ class Measurement:
             }
         return {"fit": self._finish(part, proof)}
 
-    def training(self, trial: Any, train: Callable[[Callable], Mapping[str, Any]]) -> dict[str, dict]:
+    def training(
+        self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: fits.Schedule
+    ) -> dict[str, dict]:
         """Prove a trial step by step, then run a whole training of its own once (perplexity).
 
         Args:
             train: given a function that times an epoch, `timed(function) -> (seconds, result)`, runs the training; returns
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
+            schedule: of that training; what ran is held to it.
         """
         first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
-        proof = self._prove(trial, "train")
+        proof, _ = self._prove(trial, "train")
+        if self._holds_more and not proof.failures:
+            proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            fit_s, result = clocks.seconds_of(
-                lambda: train(lambda function: clocks.seconds_of(function, self.runtime.sync)), self.runtime.sync
-            )
-            result = dict(result)
+            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched:
+
+                def timed(function):
+                    found = clocks.seconds_of(function, self.runtime.sync)
+                    if watched:
+                        watched.read(self.runtime.to_numpy)
+                    return found
+
+                fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
+            memory, result = self._memory(), dict(result)
+            if watched:
+                proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
+                proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
-            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": self._memory()}
+            part |= {**result, "fit_s": fit_s, "memory_peak_bytes": memory}
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
         return {"fit": self._finish(part, proof)}
 

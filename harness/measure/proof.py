@@ -10,7 +10,10 @@ states, on the same bytes:
     kernel      what the profiler saw run
     host        what a timed step brought to the host: nothing, so that it does not wait for the device (a peer's call of cuDNN
                 the lengths of its sequences, where its evidence says so); `fit` may bring back what it was handed
-    clock       how long the device went on after the clock of a block had stopped
+    clock       how long the device went on after the clock of a block had stopped, and whether a thread of Python did
+    clipping    a step on each side of the bound of the gradients' norm        length along the reference's
+
+What is held after timing, in whole trainings and of dropout: after_blocks.py, fits.py and dropout.py of this folder.
 
 The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
 the rounding of the precision its sign is noise, and one such element alone would fill the maximum norm. A layer that is
@@ -31,6 +34,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from harness.measure.dropout import same_masks
 
 UPDATE_STEPS = 3  # optimizer steps of the check `update`
 CURVE_STEPS = 6  # reference losses; every timed block's first losses are compared with them
@@ -78,6 +83,10 @@ SLACK = 4.0
 # Times what coarse rounding of the weights does to a classifier, whose relu turns on or off: of the reference with products of 10
 # bits, rounded, on 16 seeds of MNIST and the digits, errors are half of that at most; without it 2 of 16 fail.
 COARSE = {"fp32": 0.0, "tf32": 2.0, "fp16": 2.0}
+ALONG_LIMIT = (
+    0.1  # how far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05
+)
+CLIPPED_LIMIT = 0.05  # the same of gradients on the other side of the bound of clipping
 CURVE_END = 100.0  # times LIMITS' loss: a limit beyond that would tell nothing
 STORED = 2.0**-24  # rounding of a float32 weight, which is the master's in every precision
 WIDEST = 0.5  # limit of gradients and updates: a layer that is left out errs by 1
@@ -108,8 +117,16 @@ class Trial(Protocol):
     def weights(self) -> Mapping[str, np.ndarray]:
         """All weights now, under canonical names."""
 
-    def stack_results(self) -> Mapping[str, np.ndarray]:
-        """Of the stack alone, on the first of its batches: "hidden", and the gradients by "inputs" and its weights."""
+    def reference_step(
+        self, setup: Mapping[str, float], number: int, update: bool
+    ) -> tuple[float, Mapping[str, np.ndarray]]:
+        """(loss, update of every weight) by the float64 reference of a step on batch `number` from everything as it is now."""
+
+    def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> Mapping[str, np.ndarray]:
+        """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
+
+    def stack_results(self, number: int = 0) -> Mapping[str, np.ndarray]:
+        """Of the stack alone, on one of its batches: "hidden", and the gradients by "inputs" and its weights."""
 
     def unproven(self) -> str:
         """How the timed callable differs from the one that the proof ran; "" where it does not."""
@@ -123,12 +140,16 @@ class Kernel(NamedTuple):
     `not_ops`: an expression that no op may match. `kernels`, `rest_kernels`, `not_kernels`: expressions of kernels' names on a
     GPU: one that has to run, one that has to run outside of the stack, and those that may not. See `of_mode`.
     Graph ops stand as "MatMul", those in a loop's body as "loop:MatMul", eager ones as "eager:MatMul".
+    `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
+    runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
     [batch], to the host, for a peer whose binding of cuDNN cannot do without.
     """
 
     ops: Mapping[str, Any] = {}
     rest_ops: Mapping[str, Any] = {}
+    train_ops: Mapping[str, Any] = {}
+    passes: Mapping[str, tuple[int, int]] = {}
     rest_kernels: str = ""
     not_ops: str = ""
     kernels: str = ""
@@ -137,11 +158,18 @@ class Kernel(NamedTuple):
 
     def of_mode(self, mode: str, trial: object) -> "Kernel":
         """What has to be seen in one mode: of the stack alone not the rest; in training also the kernel of the softmax that the
-        trial says it has (`softmax_kernel`)."""
+        trial says it has (`softmax_kernel`). `passes` become the most that `ops` may count."""
+        ops = dict(self.ops)
+        for op, (forward, training) in self.passes.items():
+            least, most = bounds(ops.get(op, 0))
+            ops[op] = least, min(most, (forward if mode == "forward" else training) + forward - 1)
+        kernel = self._replace(ops=ops, passes={})
+        if mode in ("forward", "stack"):
+            kernel = kernel._replace(train_ops={})
         if mode == "stack":
-            return self._replace(rest_ops={}, rest_kernels="")
+            return kernel._replace(rest_ops={}, rest_kernels="")
         softmax = getattr(trial, "softmax_kernel", "") if mode == "train" else ""
-        return self._replace(rest_kernels=softmax) if softmax else self
+        return kernel._replace(rest_kernels=softmax) if softmax else kernel
 
 
 def max_error(value: np.ndarray, reference: np.ndarray) -> float:
@@ -192,6 +220,14 @@ def stored_error(
     return {name: STORED * float(norm(weights[name])) / size if size else 0.0 for name, size in sizes.items()}
 
 
+def along(values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """<a, b> / <b, b> over all tensors: how long a is along b. Noise, which points elsewhere, leaves it; a rate does not."""
+    shared = [
+        (np.float64(values[name]).ravel(), np.float64(reference[name]).ravel()) for name in reference if name in values
+    ]
+    return sum(float(a @ b) for a, b in shared) / max(sum(float(b @ b) for _, b in shared), np.finfo(float).tiny)
+
+
 def relative_range(values: np.ndarray) -> np.ndarray:
     """(max - min) / max|…| over the first axis."""
     return np.ptp(values, axis=0) / np.abs(values).max(axis=0)
@@ -207,12 +243,17 @@ def count_of(pattern: str, ops: Mapping[str, float]) -> int:
     return int(sum(count for op, count in ops.items() if re.fullmatch(pattern, op)))
 
 
-def not_seen(profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> list[str]:
+def bounds(times: int | tuple[int, int]) -> tuple[int, float]:
+    """How often at least, and at most."""
+    return times if isinstance(times, tuple) else (times, math.inf)
+
+
+def not_seen(profile: Mapping[str, Any], kernel: Kernel, device: str) -> list[str]:
     """What a row promises and the profile does not show; empty when all is there."""
     ops, kernels = profile["ops"], profile["kernels"]
     missing = []
-    for pattern, times in {**kernel.ops, **kernel.rest_ops}.items():
-        least, most = times if isinstance(times, tuple) else (times, math.inf)
+    for pattern, times in {**kernel.ops, **kernel.rest_ops, **kernel.train_ops}.items():
+        least, most = bounds(times)
         if not least <= (count := count_of(pattern, ops)) <= most:
             expected = f"{least} or more" if most == math.inf else f"{least} to {most}"
             missing.append(f"op {pattern} ran {count} times, expected {expected}")
@@ -297,6 +338,12 @@ class Proof:
         self.outputs({"loss": losses[0], **hidden}, reference["stack_outputs"])
         gradients = reference["stack_gradients"]
         self.hold("gradients", *worst(found, gradients, max_error, dict.fromkeys(gradients, self.limit.gradients)))
+        if len(trial.stack_batches) > 1:
+            other = trial.stack_results(1)
+            same = [name for name, array in found.items() if np.array_equal(array, other.get(name))]
+            if same:
+                told = f"{', '.join(same)} are the same for another batch: they were not computed anew"
+                self.failures.setdefault("gradients", told)
         self.losses("the stack's passes", losses, reference["stack_losses"])
 
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
@@ -316,12 +363,38 @@ class Proof:
         updates = {name: array - start[name] for name, array in trial.weights().items()}
         limits = self._update_limits(start, reference)
         self.hold("update", *worst(updates, reference["updates"], norm_error, limits))
+        sizes = [norm_2(update) ** 2 for update in reference["updates"].values()]
+        sensitivity = [float(reference["update_sensitivity"][name]) ** 2 for name in reference["updates"]]
+        moves = SLACK * self.rounding * math.sqrt(np.average(sensitivity, weights=sizes))
+        limit = max(ALONG_LIMIT, min(WIDEST, max(moves, COARSE[self.precision] * float(reference["rounded_length"]))))
+        self.hold_length("update", "the update", along(updates, reference["updates"]), limit)
+        if len(reference["clip_bias"]):
+            found = trial.gradients_elsewhere(reference["clip_bias"], reference["clip_targets"].astype(np.int64))
+            length = along(found, reference["clip_gradients"])
+            self.hold_length("clipping", "the gradient on the other side of the bound", length, CLIPPED_LIMIT)
         trial.restore()
+
+    def hold_length(self, proof: str, what: str, length: float, limit: float = ALONG_LIMIT) -> None:
+        """Fail where `length` (see `along`) is not 1."""
+        if not abs(length - 1.0) <= limit:
+            self.failures.setdefault(
+                proof, f"{what} is {length:.3g} times as long as the reference's, limit 1 ± {limit:.2g}"
+            )
 
     def callable(self, unproven: str) -> None:
         """Fail where the timed callable is not the proven one, and `unproven` says how it differs."""
         if unproven:
             self.failures.setdefault("callable", unproven)
+
+    def whole_training(self, differs: str) -> None:
+        """Fail where a whole training is not the configured one, and `differs` says how (harness.measure.fits)."""
+        if differs:
+            self.failures.setdefault("training", differs)
+
+    def dropout(self, wrong: str) -> None:
+        """Fail where dropout is not drawn as it has to be, and `wrong` says how (harness/measure/dropout.py)."""
+        if wrong:
+            self.failures.setdefault("dropout", wrong)
 
     def losses(self, where: str, losses: np.ndarray, reference: np.ndarray, limits: np.ndarray | None = None) -> None:
         """Losses [n] against the reference's curve [m], as far as both go, and `limits` [k] (None: LIMITS' for all)."""
@@ -348,6 +421,8 @@ class Proof:
         """
         for number, losses in enumerate(blocks, 1):
             self.losses(f"timed block {number}", losses, reference[:0] if dropout else reference, self.curve)
+        if dropout:
+            self.dropout(same_masks(blocks))
         together = np.asarray(blocks, np.float64)  # [blocks, steps]
         limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
         steps = self.steps_before_chaos(SPREAD_STEPS)
@@ -359,18 +434,22 @@ class Proof:
                 "spread", f"the timed blocks' mean losses differ by {means:.2g}, limit {MEANS_LIMIT:g}"
             )
 
-    def clock(self, lag_s: Sequence[float], limit_s: Sequence[float]) -> None:
+    def clock(self, lag_s: Sequence[float], limit_s: Sequence[float], at_work: Sequence[str]) -> None:
         """`lag_s`, per block: how long its last loss had to be waited for after the clock had stopped; `limit_s`: may have been.
 
         One block within its limit is enough: what came between in another one was no work of the row's, since that would be in
         every block. See harness.measure.clocks.lag_limit.
+        `at_work`: per block, the thread of Python that was at work when its clock stopped, or "".
         """
+        if all(at_work):
+            told = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
+            self.failures.setdefault("clock", told)
         if all(not lag <= limit for lag, limit in zip(lag_s, limit_s, strict=True)):
             told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
             self.failures.setdefault("clock", told)
 
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
-        """A timed step: the loss that it returned, how often it read a tensor, and what the profiler saw copied to the host.
+        """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
         lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
         """
@@ -378,7 +457,7 @@ class Proof:
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")
         if reads:
             self.failures.setdefault(
-                "host", f"a step reads a tensor to the host {reads} times: each waits for the device"
+                "host", f"a step reads a tensor to the host, or waits for the device, {reads} times"
             )
         self.copies(copied_bytes, TO_HOST_LIMIT + lengths_bytes)
 
@@ -387,7 +466,7 @@ class Proof:
         if copied_bytes > limit:
             self.failures.setdefault("host", f"{copied_bytes} bytes were copied to the host, limit {limit}")
 
-    def what_ran(self, profile: Mapping[str, Mapping[str, float]], kernel: Kernel, device: str) -> None:
+    def what_ran(self, profile: Mapping[str, Any], kernel: Kernel, device: str) -> None:
         """The profile of one step against what the row's name promises."""
         ops, kernels = profile["ops"], profile["kernels"]
         for missing in not_seen(profile, kernel, device):
@@ -400,8 +479,9 @@ class Proof:
         promised = [pattern for pattern in (kernel.kernels, kernel.rest_kernels) if pattern]
         top = sorted(kernels.items(), key=lambda item: -item[1])
         top = top[:5] + [item for item in top[5:] if any(re.search(pattern, item[0]) for pattern in promised)][:5]
-        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops)}
+        seen = {pattern: count_of(pattern, ops) for pattern in (*kernel.ops, *kernel.rest_ops, *kernel.train_ops)}
         self.kernel = {"ops": seen, "kernels": {name[:120]: round(ms, 4) for name, ms in top}}
+        self.kernel |= {key: profile.get(key) for key in ("launches", "syncs")}
 
     def steps_before_chaos(self, steps: int) -> int:
         """So many steps, or those of a training's curve where that ends early."""

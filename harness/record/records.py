@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import CrashError, UserError
+from harness.record import consistency
 from harness.record.schema import SCHEMA, RecordError, is_name, number_or_null, validate
 
 MAX_BYTES = 4 * 1024**2
@@ -175,7 +176,10 @@ def read_record(path: str | os.PathLike) -> dict:
 
 
 def read_run(run: str | os.PathLike) -> tuple[list[dict], list[str]]:
-    """(records by name, one line per file that is no good record); UserError where `run` is not a run's folder."""
+    """(records by name, one line per file that is no good record, or is not of the settings of its page's others).
+
+    UserError where `run` is not a run's folder.
+    """
     check_run(run)
     records, problems = [], []
     for path in sorted((Path(run) / "rows").glob("[!.]*.json")):
@@ -186,6 +190,9 @@ def read_run(run: str | os.PathLike) -> tuple[list[dict], list[str]]:
             records.append(record)
         except UserError as error:
             problems.append(str(error))
+    for record, (what, found, expected) in list(consistency.other_settings(records)):
+        records.remove(record)
+        problems.append(str(RecordError(path_of(run, record), what, found, expected)))
     return records, problems
 
 

@@ -1,6 +1,7 @@
 """What a record is: its keys and their rules, new ones, and how the results of several processes become one.
 
-A record's keys are those of RULES and OPTIONAL, schema 1. Only the standard library is imported.
+A record's keys are those of RULES and OPTIONAL, schema 1 or 2. Of 2 are those whose proof counts launches, and which say how
+many items a batch has. Only the standard library is imported.
 """
 
 import copy
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from harness.errors import UserError
-from harness.record import intervals
+from harness.record import consistency, intervals
 
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
-SCHEMA = 1
+SCHEMA = 1  # of a run's folder and its layouts
+RECORDS = (1, 2)  # of a record; a new one has the last
 MODES = ("fit", "train", "forward", "stack")
 DEVICES = ("gpu", "cpu")
 PRECISIONS = ("fp32", "tf32", "fp16")
@@ -151,7 +153,7 @@ _FIGURES = ("an object of numbers or nulls", _dict_of(number_or_null))
 
 # key: (what is expected, test, default). A default of `...` means that new_record has to be given the value.
 RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
-    "schema": (str(SCHEMA), lambda value: value is not True and value == SCHEMA, SCHEMA),
+    "schema": ("1 or 2", lambda value: value is not True and value in RECORDS, RECORDS[-1]),
     "benchmark": ("a name of letters, digits, _ and -", is_name, ...),
     "row": ("a name of letters, digits, _ and -", is_name, ...),
     "mode": (*_one_of(*MODES), ...),
@@ -183,6 +185,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": _FIGURES,
     "perplexity": _FIGURES,
     "fit_s": _NUMBER_OR_NULL,
+    "items_per_batch": ("a number over 0", lambda value: _number(value) and value > 0),
     "epoch_s": ("a list of numbers", _list_of(_number)),
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", _list_of(_warmup)),
@@ -191,11 +194,11 @@ RESULTS = ("step_ms", "throughput", "fit_s", "accuracy", "perplexity", "epoch_s"
 
 
 def validate(record: Any, path: str | os.PathLike) -> dict:
-    """Returns the record; raises RecordError where a key, a type or the sense of it is not that of schema 1."""
+    """Returns the record; raises RecordError where a key, a type or the sense of it is not that of its schema."""
     if not isinstance(record, dict):
         raise RecordError(path, "record", record, "a JSON object")
-    if record.get("schema") != SCHEMA:  # first, since another schema explains every other difference
-        raise RecordError(path, "schema", record.get("schema", "a record without one"), str(SCHEMA))
+    if record.get("schema") not in RECORDS:  # first, since another schema explains every other difference
+        raise RecordError(path, "schema", record.get("schema", "a record without one"), "1 or 2")
     for key, (expected, test, _) in RULES.items():
         if key not in record:
             raise RecordError(path, "record", f"a record without {key!r}", f"{expected} under {key!r}")
@@ -203,7 +206,7 @@ def validate(record: Any, path: str | os.PathLike) -> dict:
             raise RecordError(path, key, record[key], expected)
     for key in [key for key in record if key not in RULES]:
         if key not in OPTIONAL:
-            raise RecordError(path, "record", f"a key {key!r}", "only the keys of schema 1")
+            raise RecordError(path, "record", f"a key {key!r}", "only the keys of its schema")
         if not OPTIONAL[key][1](record[key]):
             raise RecordError(path, key, record[key], OPTIONAL[key][0])
     if record["status"] != "ok":
@@ -215,6 +218,8 @@ def validate(record: Any, path: str | os.PathLike) -> dict:
         raise RecordError(path, "status", "ok", "a time or an accuracy in the record, or another status")
     if _contradicts(record["step_ms"], record["blocks_ms"]):
         raise RecordError(path, "step_ms", record["step_ms"], "what its blocks_ms come to")
+    for what, found, expected in consistency.contradictions(record):
+        raise RecordError(path, what, found, expected)
     return record
 
 
@@ -237,7 +242,7 @@ def _contradicts(step: Mapping | None, blocks_ms: list[list[float]]) -> bool:
 
 
 def new_record(*, benchmark: str, row: str, mode: str, device: str, precision: str, config: dict, **rest: Any) -> dict:
-    """A record with every key of schema 1, by default "ok" and without figures; unknown keys raise TypeError."""
+    """A record with every key of the schema, by default "ok" and without figures; unknown keys raise TypeError."""
     given = dict(benchmark=benchmark, row=row, mode=mode, device=device, precision=precision, config=config, **rest)
     unknown = given.keys() - RULES.keys() - OPTIONAL.keys()
     if unknown:
@@ -260,7 +265,7 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
     and everything else are those of the first process that has them. A process that failed, or has no proof that held, makes
     the row failed.
     """
-    known = RULES.keys() | OPTIONAL.keys() | {"items_per_batch", "unit"}
+    known = RULES.keys() | OPTIONAL.keys() | {"unit"}
     if part.keys() - known:
         raise TypeError(f"merge_process: not keys of a process's result: {', '.join(sorted(part.keys() - known))}")
     merged = {**record}
@@ -298,6 +303,7 @@ def _merge_times(merged: dict, record: dict, part: Mapping[str, Any]) -> None:
     merged["step_ms"] = intervals.step_of(merged["blocks_ms"])
     median = merged["step_ms"]["median"]
     if part.get("items_per_batch"):
+        merged["items_per_batch"] = part["items_per_batch"]
         merged["throughput"] = {"value": part["items_per_batch"] / (median / 1000), "unit": part["unit"]}
     # The share goes as 1/step: the first process's one, brought from the step it was measured at to the step of all.
     if record["share_of_matmul"] is not None and record["step_ms"]:
@@ -325,7 +331,7 @@ def timed_by_process(record: dict) -> dict:
 
 def without_results(record: dict) -> dict:
     """The record of a row that failed after some of its processes: without their times, which nothing proves any more."""
-    kept = {key: value for key, value in record.items() if key in RULES or key not in RESULTS}
+    kept = {key: value for key, value in record.items() if key in RULES or key not in (*RESULTS, "items_per_batch")}
     return {**kept, "blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
 
 

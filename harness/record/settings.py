@@ -40,8 +40,6 @@ EXCEPTIONS: dict[str, tuple[Changes, str]] = {
     "ROW_BUDGET_S": (Changes.TIMING, _LIMIT),
     "PRECISION": (Changes.RESULT, "the reference is float64 for every precision"),
     "LOSS_SCALE": (Changes.RESULT, "is divided out again"),
-    "KEEP_PROB": (Changes.RESULT, "the proof runs without dropout"),
-    "DROPOUT": (Changes.RESULT, "the proof runs without dropout"),
     "EPOCHS": (Changes.RESULT, _TRAINING),
     "FLAT_EPOCHS": (Changes.RESULT, _TRAINING),
     "LR_DECAY": (Changes.RESULT, _TRAINING),
@@ -50,7 +48,7 @@ EXCEPTIONS: dict[str, tuple[Changes, str]] = {
 
 
 def changed_by(name: str) -> Changes:
-    """What a constant changes; DROPOUT_1 what DROPOUT does."""
+    """What a constant changes; BLOCKS_1 what BLOCKS does."""
     entry = EXCEPTIONS.get(name) or EXCEPTIONS.get(re.sub(r"_\d+$", "", name))
     return entry[0] if entry else Changes.REFERENCE
 

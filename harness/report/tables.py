@@ -29,7 +29,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, plots
+from harness.report import axes, curves, launches, plots
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -75,7 +75,7 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
 def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], list[str]]:
     """({benchmark: (layout, its records)}, one line per file that could not be used)."""
     rows, problems = records.read_run(run)
-    rows = [schema.timed_by_process(record) for record in rows]
+    rows = launches.with_known([schema.timed_by_process(record) for record in rows], Path(run))
     found: dict[str, tuple[dict, list[dict]]] = {}
     for benchmark in dict.fromkeys(record["benchmark"] for record in rows):
         path = Path(run) / "layout" / f"{benchmark}.json"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.record import machine
 from harness.record.stopping_rule import is_time_up
+from harness.report import launches
 from harness.report.cells import plain
 from harness.report.provenance import listed, throttling
 
@@ -102,6 +103,7 @@ WARNINGS: dict[str, Mark] = {
     f"Spread over {_percent(SPREAD)} (standard deviation of the blocks)": spread,
     f"Drift over {_percent(DRIFT)}, each process slower or faster than the one before": drift,
     f"First block over {_percent(SLOW_START)} slower than the others": slow_start,
+    f"Launches over {_percent(launches.RATIO - 1)} off the committed record of the same row": launches.changed,
     "Warm-up not settled within its limit (processes)": not_settled,
 }
 

@@ -23,7 +23,12 @@ OPS = (
     (r"^(xla:)?[Ww]hile$", "loop"),
     (r"^xla$", "XLA program"),
     (r"^forward$", "TorchScript graph"),
+    (r"^program$", "jitted call"),
+    (r"_fused_\(adam", "fused optimizer"),
+    (r"_foreach_add", "optimizer over all tensors"),
+    (r"nll_loss", "loss, both passes"),
 )
+COUNTS = {"launches": "launches", "syncs": "waits for the GPU"}  # of kernels on a GPU, of ops on a CPU
 PLACES = (("eager:", ", eager"), ("loop:", " in a loop"))
 KERNELS = (
     (r"lstm_wavefront_forward", "our persistent kernel, forward"),
@@ -52,8 +57,11 @@ def in_words(kernel: Mapping | None) -> str:
     names = dict.fromkeys(kernel_in_words(name) for name in list(kernel.get("kernels") or ())[:LONGEST])
     if names:
         seen.append(f"longest: {', '.join(names)}")
+    for key, what in COUNTS.items():
+        if isinstance(kernel.get(key), int) and kernel[key]:
+            seen.append(f"{kernel[key]:,} {what}")
     return "; ".join(seen) or "; ".join(
-        f"{key}: {value}" for key, value in kernel.items() if key not in ("ops", "kernels")
+        f"{key}: {value}" for key, value in kernel.items() if key not in ("ops", "kernels", *COUNTS)
     )
 
 

@@ -27,7 +27,7 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
-REFERENCE = 2  # what a reference holds: a run of an earlier commit that goes on has it computed anew
+REFERENCE = 3  # what a reference holds: a run of an earlier commit that goes on has it computed anew
 NO_REASON = "the process gave no reason"
 PLAN_FLAG = "--plan"  # of the suite, before a script's other options: say what would run, and whether it can
 

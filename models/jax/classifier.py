@@ -88,6 +88,7 @@ class JaxClassifier(trial.ClassifierTrial):
         self._train = jax.jit(self._train_step, donate_argnums=0)
         self._forward = jax.jit(self._forward_step)
         self._set_rates(rates)
+        self._state: State | None = None
         self.load(weights)
 
     # -- what is timed -------------------------------------------------------------------------------------------------
@@ -120,13 +121,20 @@ class JaxClassifier(trial.ClassifierTrial):
             _, _, correct = self._forward(self._state.parameters, correct, *batch)
         return int(correct)
 
+    def _logits(self, batch):
+        return self._forward(self._state.parameters, jnp.zeros((), jnp.int32), *batch)[1]
+
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Weights and optimizer as they were at the start; copies on the device, since a step overwrites them."""
+        """Weights and optimizer as they were at the start; copies on the device, since a step overwrites them.
+
+        Masks are drawn on from where they were.
+        """
         parameters = [jnp.copy(array) for array in self._start]
         sums = jnp.zeros((), jnp.int32), jnp.zeros((), self.dtype), jnp.zeros((), jnp.int32)
-        self._state = State(parameters, self.optimizer.slots(parameters), jnp.copy(self._key), *sums)
+        key = jnp.copy(self._key) if self._state is None else self._state.key
+        self._state = State(parameters, self.optimizer.slots(parameters), key, *sums)
 
     def outputs(self) -> dict[str, np.ndarray]:
         """The timed forward pass on the first batch: logits and loss."""
@@ -147,6 +155,10 @@ class JaxClassifier(trial.ClassifierTrial):
     def _applied(self):
         rate = float(self._rate_and_decay[0])
         return self.optimizer.applied(self._start, self._state.parameters, self._state.slots, rate)
+
+    def _moments(self):
+        slots = self._state.slots
+        return slots["iterations"], slots["m"], slots["v"]
 
     def _weights(self):
         return self._state.parameters

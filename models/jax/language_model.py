@@ -90,13 +90,10 @@ class JaxLanguageModel(trial.LanguageModelTrial):
             self.states = states
         return loss
 
-    def stack_alone(self, batch: tuple[Array, Array]) -> Array:
-        """The stack's forward pass, without dropout, and its backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
-        """
-        return self._stack_alone(self.parameters[1:-2], *batch, self.initial_states)[0]
+    def stack_alone(self, batch: tuple[Array, Array]) -> list[Array]:
+        """As of LanguageModelTrial."""
+        loss, outputs, d_inputs, gradients = self._stack_alone(self.parameters[1:-2], *batch, self.initial_states)
+        return [loss, outputs, d_inputs, *gradients]
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
@@ -137,16 +134,18 @@ class JaxLanguageModel(trial.LanguageModelTrial):
     def _pass(self, tokens, targets, states):
         return self._forward(self.parameters, tokens, targets, states)
 
-    def _run_stack(self, batch):
-        loss, outputs, d_inputs, gradients = self._stack_alone(self.parameters[1:-2], *batch, self.initial_states)
-        return [loss, outputs, d_inputs, *gradients]
+    def _moments(self):
+        return self.optimizer.moments(self.slots)
+
+    def _learning_rate(self):
+        return self.learning_rate
 
     def _set_learning_rate(self, rate):
         self.set_rates(rate, self.dropout_rate)
 
     def _set_start(self, arrays, states):
         self._start = [jnp.array(array, self.dtype) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,10 @@ class SGD:
         """The parameters and the slots after one step along `gradients`; `rate` is a scalar of the parameters' dtype."""
         return [p - rate * g for p, g in zip(parameters, gradients, strict=True)], slots
 
+    def moments(self, slots: dict) -> tuple[jax.Array, Arrays, Arrays] | None:
+        """Adam's steps so far, first and second moments; None here."""
+        return None
+
     def applied(self, starts: Arrays, parameters: Arrays, slots: dict, rate: float) -> Arrays:
         """The gradients that exactly one step from `starts` applied: SGD moved every weight by −rate · g."""
         return [(start - now) / rate for start, now in zip(starts, parameters, strict=True)]
@@ -46,6 +50,9 @@ class Adam(SGD):
         v = [v + (g**2 - v) * (1 - self.beta_2) for v, g in zip(slots["v"], gradients, strict=True)]
         moved = [p - alpha * m / (jnp.sqrt(v) + self.epsilon) for p, m, v in zip(parameters, m, v, strict=True)]
         return moved, {"iterations": step, "m": m, "v": v}
+
+    def moments(self, slots):
+        return slots["iterations"], slots["m"], slots["v"]
 
     def applied(self, starts, parameters, slots, rate):
         """Adam's first moment is (1 − β₁) g after one step."""

@@ -57,13 +57,18 @@ def classifier(
         precision, options: of models.keras.classifier.build_classifier.
         device: Keras finds it by itself.
         capacity: of the trials that keep their data set on the device; not used here.
-        seed: of the order of the sequences and the dropout masks.
+        seed: of the dropout masks and, but for TensorFlow, of the order of the sequences.
     """
     keras = _import_keras(backend)
     from models.keras.classifier import ClassifierTrial, build_classifier
     from models.weights.canonical import stack_size
 
     keras.utils.set_random_seed(seed)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        # With a seed of its own, tf.data starts the generator of Keras' shuffling anew for every epoch: one order for all.
+        tf.random.set_seed(None)
     _, rate, decay = optimizer
     schedule = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay) if decay else rate
     layers, bidirectional = stack_size(weights)

@@ -241,7 +241,7 @@ class ClassifierTrial:
             clock: harness.measure.clocks.EpochClock.
 
         Returns:
-            {"losses": of each epoch, "accuracy": {"acc", "val_acc"} of the last one}.
+            {"losses": of each epoch, "accuracy": {"acc", "val_acc"} of the last one, "epoch_accuracy": the same of each}.
         """
         history = self.model.fit(
             x, y, batch_size=self.batch_size, epochs=epochs, validation_data=validation, callbacks=[clock.callback()],
@@ -249,8 +249,9 @@ class ClassifierTrial:
         ).history  # fmt: skip
         clock.returned()
         names = {"acc": "accuracy", "val_acc": "val_accuracy"}
-        accuracy = {short: history[name][-1] for short, name in names.items() if name in history}
-        return {"losses": history["loss"], "accuracy": accuracy}
+        by_epoch = {short: history[name] for short, name in names.items() if name in history}
+        accuracy = {name: values[-1] for name, values in by_epoch.items()}
+        return {"losses": history["loss"], "accuracy": accuracy, "epoch_accuracy": by_epoch}
 
     def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
         """Trace before the clock starts what a validation runs: a whole batch and the last one are two shapes."""
@@ -285,6 +286,8 @@ class ClassifierTrial:
         for layer in self.dropouts:
             layer.rate.assign(layer.initial_rate)
         return losses
+
+    dropout_losses = trial.dropout_losses_of_fit
 
     def timed_steps(self, count: int) -> np.ndarray:
         """The same by the very function that is timed afterwards, with dropout."""
@@ -321,6 +324,19 @@ class ClassifierTrial:
         scale = 1.0 / (1.0 - self.optimizer.beta_1)
         moments = zip(self.model.trainable_variables, self.optimizer._momentums, strict=True)
         return to_canonical(self.model, {v.path: m.numpy() * scale for v, m in moments})
+
+    def moments(self) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The optimizer now: steps that it has taken since `restore`, Adam's first and second moments."""
+        variables, own = self.model.trainable_variables, (self.optimizer._momentums, self.optimizer._velocities)
+        found = ({v.path: m.numpy() for v, m in zip(variables, moments, strict=True)} for moments in own)
+        return int(self.optimizer.iterations.numpy()), *(to_canonical(self.model, arrays) for arrays in found)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """[n, classes] of x [n, time, features] by the model's own predict function, on whole batches."""
+        rest = -len(x) % self.batch_size
+        filled = np.concatenate([x, np.zeros((rest, *x.shape[1:]), x.dtype)])
+        parts = np.split(filled, len(filled) // self.batch_size)
+        return np.concatenate([self.model.predict_on_batch(part) for part in parts])[: len(x)]
 
     def weights(self) -> dict[str, np.ndarray]:
         """All weights now, in the canonical form."""

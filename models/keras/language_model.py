@@ -137,12 +137,9 @@ class KerasLanguageModel(trial.LanguageModelTrial):
         return loss
 
     def stack_alone(self, batch: tuple):
-        """The LSTM layers' forward pass in training mode, without dropout, and backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
-        """
-        return self._stack_alone(*batch, self.initial_states)[0]
+        """As of LanguageModelTrial."""
+        loss, outputs, gradients = self._stack_alone(*batch, self.initial_states)
+        return [loss, outputs, *gradients]
 
     def _forward(self, tokens, targets, states) -> tuple:
         """(loss, hidden, logits, final states)."""
@@ -172,6 +169,13 @@ class KerasLanguageModel(trial.LanguageModelTrial):
     def _weights(self):
         return [self._value_of(v) for v in self.model.trainable_variables]
 
+    def _moments(self):
+        own = self.optimizer
+        if not isinstance(own, keras.optimizers.Adam):
+            return None
+        m, v = ([self._value_of(x) for x in part] for part in (own._momentums, own._velocities))
+        return self._value_of(own.iterations), m, v
+
     def _value_of(self, variable: keras.Variable) -> np.ndarray:
         """What a variable of the model or the optimizer holds now."""
         raise NotImplementedError
@@ -180,12 +184,15 @@ class KerasLanguageModel(trial.LanguageModelTrial):
         """Give a scalar variable of the model or the optimizer another value."""
         raise NotImplementedError
 
+    def _learning_rate(self):
+        return float(self._value_of(self.optimizer._learning_rate))
+
     def _set_learning_rate(self, rate):
         self._set(self.optimizer._learning_rate, rate)
 
     def _set_start(self, arrays, states):
         self._start = [_tensor(array, self.wide) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     def numpy(self, tensor) -> np.ndarray:
         return _numpy(tensor)
@@ -198,10 +205,6 @@ class KerasLanguageModel(trial.LanguageModelTrial):
 
     def _pass(self, tokens, targets, states):
         return self._forward(tokens, targets, states)
-
-    def _run_stack(self, batch):
-        loss, outputs, gradients = self._stack_alone(*batch, self.initial_states)
-        return [loss, outputs, *gradients]
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray) -> tuple:
         """Put one batch [batch, time] on the device."""

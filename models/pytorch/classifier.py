@@ -112,6 +112,9 @@ class TorchClassifier(trial.ClassifierTrial):
             self._correct.add_(self._forward(batch)[1])
         return self._correct.item()
 
+    def _logits(self, batch):
+        return self._forward(batch)[2]
+
     def _train(self, index: Tensor) -> Tensor:
         """One step on the staged sequences of these numbers [batch]; returns its loss (before the update)."""
         self._advance()
@@ -155,6 +158,9 @@ class TorchClassifier(trial.ClassifierTrial):
     def _applied(self):
         with torch.no_grad():
             return self.optimizer.applied(self._start)
+
+    def _moments(self):
+        return self.optimizer.iterations, *self.optimizer.moments()
 
     def _weights(self):
         return self.masters

@@ -113,19 +113,11 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             self.states = states
         return loss
 
-    def stack_alone(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The stack's forward pass in training mode, without dropout, and its backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [time, batch, embedding] and the gradient by the outputs.
-        """
-        return self._run_stack(batch)[0]
+    def stack_alone(self, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """As of LanguageModelTrial, all tensors with time first."""
+        return self._stack_step(*batch)
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
-
-    def _run_stack(self, batch) -> list[Tensor]:
-        """mean(outputs²), the outputs, and the gradients by the inputs and the stack's parameters."""
-        return self._stack_step(*batch)
 
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""
@@ -147,6 +139,10 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     def _weights(self):
         return self.masters
 
+    def _moments(self):
+        moments = self.optimizer.moments()
+        return moments and (self.optimizer.iterations, *moments)
+
     def numpy(self, tensor: Tensor) -> np.ndarray:
         return tensor.detach().cpu().numpy().copy()
 
@@ -159,6 +155,9 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     def _pass(self, tokens, targets, states):
         return self._forward_step(tokens, targets, states)
 
+    def _learning_rate(self):
+        return self.optimizer.learning_rate
+
     def _set_learning_rate(self, rate):
         self.optimizer.learning_rate = rate
 
@@ -166,7 +165,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         with torch.no_grad():  # in place: a CUDA graph knows both by their addresses
             for start, array in zip(self._start, arrays, strict=True):
                 start.copy_(torch.from_numpy(array))
-            torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
+            if states is not None:
+                torch._foreach_copy_(list(self.initial_states), list(self.stack.stage_states(states)))
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,8 @@ class CapturedLanguageModel(TorchLanguageModel):
     def _train_key(self) -> tuple:
         return ("train", self.dropout_rate if self.stack.own_dropout else None)
 
-    def _run_stack(self, batch):
+    def stack_alone(self, batch):
+        """As of LanguageModelTrial; all but the loss as the tensors that the next replay writes."""
         loss, *others = self._replay(("stack",), self._stack_step, batch)
         return [loss.clone(), *others]
 

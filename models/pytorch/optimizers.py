@@ -64,6 +64,10 @@ class SGD:
         """Back to a fresh optimizer; in place, so that a CUDA graph keeps its addresses."""
         self.iterations = 0
 
+    def moments(self) -> tuple[list[Tensor], list[Tensor]] | None:
+        """First and second ones of Adam, of every master; None here."""
+        return None
+
     def applied(self, starts: Sequence[Tensor]) -> list[Tensor]:
         """The gradients that exactly one step from `starts` applied: SGD moved every weight by −learning_rate · g."""
         return [(start - master) / self.learning_rate for start, master in zip(starts, self.masters, strict=True)]
@@ -96,6 +100,9 @@ class Adam(SGD):
     def reset(self) -> None:
         super().reset()
         torch._foreach_zero_(self.tensors)
+
+    def moments(self):
+        return self.tensors[::2], self.tensors[1::2]
 
     def applied(self, starts: Sequence[Tensor]) -> list[Tensor]:
         """Adam's first moment is (1 − β₁) g after one step."""

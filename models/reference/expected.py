@@ -1,20 +1,24 @@
 """What a proof holds an implementation against: the float64 reference's trajectory as named arrays."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from models.reference import dropout
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.reference.networks import (
+    IGNORED,
     SGD,
     Adam,
     Classifier,
     LanguageModel,
     Rounded,
     Trajectory,
+    norm_of,
     rounded,
+    scaled,
     sensitivity,
     trajectory,
 )
@@ -27,9 +31,18 @@ Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def language_model(
-    reduction: str, optimizer: SGD, weights: Weights, states: States, batches: Batches, carry_states: bool
+    reduction: str,
+    optimizer: SGD,
+    weights: Weights,
+    states: States,
+    batches: Batches,
+    carry_states: bool,
+    keep_prob: float = 1.0,
 ) -> dict[str, Any]:
     """The reference of a language model.
+
+    Args:
+        keep_prob: 1 − the rate of dropout on the embedding and on every layer's output, which the last two of the results are of.
 
     Returns:
         "outputs": {"loss", "hidden" [batch, time, units], "logits" [SHOWN, time, vocabulary]} of the first batch;
@@ -37,22 +50,104 @@ def language_model(
         "losses" [STEPS]: of training; "gradients": of step 1, clipped; "updates": of every weight after three steps;
         "loss_sensitivity" [STEPS], "update_sensitivity" {weight: number}: how much farther than the updates themselves the
         losses and the updates move when all updates are too large by one part (models.reference.networks.Sensitivity);
-        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}: their errors from weights that are
-        rounded coarsely (models.reference.networks.Rounded), of a classifier; 0 for a language model, which has no relu;
+        "rounded_losses" [STEPS], "rounded_gradients" and "rounded_updates" {weight: number}, "rounded_length": of a classifier,
+        the errors from weights that are rounded coarsely (models.reference.networks.Rounded); 0 for a language model;
         "gradient_step": the learning rate where a row's gradients are the change of its weights by it (SGD), else 0;
-        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`.
+        "stack_outputs", "stack_gradients", "stack_losses": those of `stack`;
+        "setup": {"adam", "learning_rate", "clip_norm", "sum_over_time", "carry_states"}: what `step` needs, 0 for False and None;
+        "clip_bias" [vocabulary], "clip_targets" [batch, time], "clip_gradients" {weight of dense_0: array}: where gradients are
+        clipped: a head and targets of the first batch whose gradients are on the other side of the bound than the start's, and
+        these as they are applied (`_other_side`); else empty;
+        with dropout also "dropout_losses" [1, n]: of the first batch, from dropout.language_model_weights, each with masks of its
+        own, in float32; "dropout_draws": how many a row is asked for; "dropout_places": in how many places masks are drawn, those
+        between layers being one.
 
     Raises:
         ValueError: a token or target of any batch, also one that the reference does not come to, is no word of the vocabulary.
     """
     _check_words(batches, len(weights["embedding"]))
     model = LanguageModel(reduction)
+    setup = {
+        "adam": float(isinstance(optimizer, Adam)), "learning_rate": optimizer.learning_rate,
+        "clip_norm": optimizer.clip_norm or 0.0, "sum_over_time": float(reduction == "sum_over_time"),
+        "carry_states": float(carry_states),
+    }  # fmt: skip
     path, training = _training(model, optimizer, weights, batches, states, carry_states)
+    bias, targets, clipped = _other_side(model, optimizer.clip_norm, weights, batches[0][1], path)
     later = [model.forward(weights, *batches[k % len(batches)], states).loss for k in range(1, STEPS)]
     outputs = {"loss": path.loss, "hidden": path.hidden, "logits": path.logits[:SHOWN]}
     embedded = [weights["embedding"][tokens] for tokens, _ in batches[:STEPS]]
     alone = stack(weights, states, embedded)
-    return {"outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone}
+    found = {
+        "outputs": outputs, "forward_losses": np.array([path.loss, *later]), **training, **alone,
+        "setup": setup, "clip_bias": bias, "clip_targets": targets, "clip_gradients": clipped,
+    }  # fmt: skip
+    if keep_prob < 1:
+        layers, rate, (draws, passes) = stack_size(weights)[0], 1.0 - keep_prob, dropout.OF_LANGUAGE_MODEL
+        narrow, telling = LanguageModel(reduction, np.float32), dropout.language_model_weights(weights, batches[0][1])
+        losses = dropout.losses_of(
+            lambda masks: narrow.forward(telling, *batches[0], states, masks).loss,
+            dropout.Rates(rate, (rate,) * layers),
+            passes,
+        )
+        places = 2 + (layers > 1)
+        found |= {"dropout_losses": losses[np.newaxis], "dropout_draws": draws, "dropout_places": places}
+    return found
+
+
+def step(
+    setup: Mapping[str, float],
+    weights: Weights,
+    states: States,
+    batch: tuple[np.ndarray, np.ndarray],
+    moments: tuple[int, Weights, Weights] | None,
+    update: bool,
+) -> tuple[float, Weights]:
+    """One training step from anywhere: (loss, update of every weight), or, without `update`, the loss of the forward pass and {}.
+
+    Args:
+        setup: of `language_model`'s results.
+        moments: Adam's steps so far, its first and its second moments; None for SGD.
+    """
+    model = LanguageModel("sum_over_time" if setup["sum_over_time"] else "mean")
+    if not update:
+        return model.forward(weights, *batch, states).loss, {}
+    optimizer = (Adam if setup["adam"] else SGD)(
+        float(setup["learning_rate"]), clip_norm=float(setup["clip_norm"]) or None
+    )
+    if moments:
+        optimizer.iterations = moments[0]
+        optimizer.m, optimizer.v = ({name: np.array(a, np.float64) for name, a in part.items()} for part in moments[1:])
+    current = {name: np.array(array, np.float64) for name, array in weights.items()}
+    result = model.loss_and_gradients(current, *batch, states)
+    optimizer.update(current, result.gradients)
+    return result.loss, {name: current[name] - weights[name] for name in weights}
+
+
+def _other_side(
+    model: LanguageModel, clip_norm: float | None, weights: Weights, targets: np.ndarray, path: Trajectory
+) -> tuple[np.ndarray, np.ndarray, Weights]:
+    """(bias [vocabulary], targets [batch, time], the head's applied gradients): a gradient on the other side of the bound.
+
+    With dense_0's kernel at 0 and a bias that makes word 0 likely, no gradient reaches the stack, and the norm of the head's
+    own is in proportion to how unlikely word 0 is where it is the target; with word 1 as the target it is large. Empty arrays
+    and {} without clipping, or where the bound is beyond reach.
+    """
+    above = path.clip_scale < 1.0
+    words = np.where(targets == IGNORED, IGNORED, 0 if above else 1)
+    bias = np.zeros(len(weights["dense_0/bias"]))
+
+    def gradients_at(unlikely: float) -> tuple[Weights, float]:
+        bias[0] = np.log((len(bias) - 1) * (1.0 - unlikely) / unlikely)
+        found = model.head_gradients(path.hidden, np.broadcast_to(bias, (*words.shape, len(bias))), words)
+        return found, norm_of(found)
+
+    if clip_norm:
+        unlikely = min(0.5, 0.5 * 0.5 * clip_norm / gradients_at(0.5)[1]) if above else 1e-6
+        found, norm = gradients_at(unlikely)
+        if (norm < clip_norm) == above:
+            return bias, words, scaled(found, min(1.0, clip_norm / norm))
+    return np.zeros(0), np.zeros(0), {}
 
 
 def _check_words(batches: Batches, vocabulary: int) -> None:
@@ -95,10 +190,42 @@ def upstream(shape: Sequence[int]) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
-def classifier(optimizer: SGD, weights: Weights, states: States, batches: Batches) -> dict[str, Any]:
-    """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output."""
+def classifier(
+    optimizer: SGD,
+    weights: Weights,
+    states: States,
+    batches: Batches,
+    lstm_dropout: Sequence[float] = (),
+    dense_dropout: float = 0.0,
+) -> dict[str, Any]:
+    """The reference of a classifier: as for a language model, with "logits" [batch, classes] as the only output.
+
+    "dropout_losses" are [2, n], from dropout.classifier_weights.
+
+    Args:
+        lstm_dropout, dense_dropout: rates after each LSTM layer, in order, and after every relu layer.
+    """
     path, training = _training(Classifier(), optimizer, weights, batches, states, carry_states=False)
-    return {"outputs": {"loss": path.loss, "logits": path.logits}, **training}
+    found = {"outputs": {"loss": path.loss, "logits": path.logits}, "clip_bias": np.zeros(0), **training}
+    layers, relus = stack_size(weights)[0], "dense_1/kernel" in weights
+    rates = dropout.Rates(0.0, lstm_dropout, dense_dropout)
+    places = (
+        any(map(rates.after_layer, range(layers - 1))),
+        rates.after_layer(layers - 1) > 0,
+        dense_dropout * relus > 0,
+    )
+    if any(places):
+        narrow, (draws, passes) = Classifier(np.float32), dropout.OF_CLASSIFIER
+
+        def losses(telling: Weights) -> np.ndarray:
+            def loss(masks: dropout.Masks) -> float:
+                return narrow.forward(telling, *batches[0], states, masks).loss
+
+            return dropout.losses_of(loss, rates, passes)
+
+        found["dropout_losses"] = np.array([losses(own) for own in dropout.classifier_weights(weights, batches[0][1])])
+        found |= {"dropout_draws": draws, "dropout_places": sum(places)}
+    return found
 
 
 def without_padding(array: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -132,5 +259,6 @@ def _training(
         "rounded_losses": coarse.losses,
         "rounded_gradients": coarse.gradients,
         "rounded_updates": coarse.updates,
+        "rounded_length": coarse.length,
         "gradient_step": 0.0 if isinstance(optimizer, Adam) else optimizer.learning_rate,
     }

@@ -22,7 +22,7 @@ What does not depend on the step before is one matmul over all steps: x W before
 Arrays are batch-major, [batch, time, features], at the door; time-major inside, so that a step is contiguous.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +60,7 @@ def lstm_stack_forward(
     num_layers: int,
     bidirectional: bool = False,
     dtype: type = np.float64,
+    between: Callable[[int, np.ndarray], np.ndarray] | None = None,
 ) -> tuple[np.ndarray, States, list[list[LayerCache]]]:
     """Run the stack.
 
@@ -68,6 +69,7 @@ def lstm_stack_forward(
         weights: canonical (models/weights/canonical.py); all else than the stack's tensors is ignored.
         states: initial (h, c) of each layer and direction. The backward direction starts from the last step.
         dtype: in which everything is computed.
+        between: (layer, its outputs [time, batch, units]) → what the next layer reads: dropout. The backward pass has none.
 
     Returns:
         outputs [batch, time, units] (bidirectional: [batch, time, 2*units]), the final states in the form of
@@ -77,6 +79,8 @@ def lstm_stack_forward(
     x = np.ascontiguousarray(np.asarray(inputs, dtype).transpose(1, 0, 2))
     final_states, cache = [], []
     for layer in range(num_layers):
+        if between and layer:
+            x = between(layer - 1, x)
         caches = []
         for k, direction in enumerate(directions(bidirectional)):
             tensors = (weights[f"lstm_{layer}/{direction}/{part}"] for part in ("kernel", "recurrent_kernel", "bias"))

@@ -3,7 +3,8 @@
     LanguageModel   tokens → embedding → LSTM stack → dense_0 → softmax over the vocabulary
     Classifier      sequences → LSTM stack → last output → dense layers (relu) → dense → softmax over the classes
 
-Both are deterministic: dropout is 0 in the proof. All arrays are float64 unless `dtype` says otherwise.
+Both are deterministic but for a forward pass under Masks: elsewhere in the proof dropout is 0. All arrays are float64 unless
+`dtype` says otherwise.
 """
 
 import copy
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.reference.dropout import NO_MASKS, Masks
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.weights.canonical import States, Weights, stack_size
 
@@ -45,24 +47,38 @@ class LanguageModel:
             raise ValueError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         self.reduction, self.dtype = reduction, dtype
 
-    def forward(self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States) -> Result:
+    def forward(
+        self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States, masks: Masks = NO_MASKS
+    ) -> Result:
         """tokens and targets [batch, time], integers below the vocabulary; raises ValueError where one is not."""
-        return self._run(weights, tokens, targets, states, with_gradients=False)
+        return self._run(weights, tokens, targets, states, False, masks)
 
     def loss_and_gradients(self, weights: Weights, tokens: np.ndarray, targets: np.ndarray, states: States) -> Result:
         """The same as `forward`, with the gradients of the loss by every tensor."""
-        return self._run(weights, tokens, targets, states, with_gradients=True)
+        return self._run(weights, tokens, targets, states, True, NO_MASKS)
 
-    def _run(self, weights, tokens, targets, states, with_gradients: bool) -> Result:
+    def head_gradients(self, hidden: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Weights:
+        """Those of dense_0 alone, from the stack's outputs [batch, time, units] and any logits [batch, time, vocabulary]."""
+        d_logits = _cross_entropy(logits.reshape(targets.size, -1), targets.reshape(-1), self._scale(*targets.shape))[1]
+        kernel = hidden.reshape(targets.size, -1).T @ d_logits
+        return {"dense_0/kernel": kernel, "dense_0/bias": d_logits.sum(axis=0)}
+
+    def _scale(self, batch: int, time_steps: int) -> float:
+        return 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
+
+    def _run(self, weights, tokens, targets, states, with_gradients: bool, masks: Masks) -> Result:
         embedding = weights["embedding"]
         _check_ids("tokens", tokens, len(embedding))
         _check_ids("targets", targets, len(embedding), lowest=IGNORED if self.reduction == "sum_over_time" else 0)
         batch, time_steps = tokens.shape
-        scale = 1.0 / batch if self.reduction == "sum_over_time" else 1.0 / (batch * time_steps)
+        scale = self._scale(batch, time_steps)
 
-        inputs = np.asarray(embedding[tokens], self.dtype)  # [batch, time, embedding]
-        hidden, final_states, cache = lstm_stack_forward(inputs, weights, states, *stack_size(weights), self.dtype)
-        flat_hidden = hidden.reshape(batch * time_steps, -1)
+        inputs = masks.on_inputs(np.asarray(embedding[tokens], self.dtype))  # [batch, time, embedding]
+        num_layers, bidirectional = stack_size(weights)
+        hidden, final_states, cache = lstm_stack_forward(
+            inputs, weights, states, num_layers, bidirectional, self.dtype, masks.after_layer
+        )
+        flat_hidden = masks.after_layer(num_layers - 1, hidden).reshape(batch * time_steps, -1)
         kernel = np.asarray(weights["dense_0/kernel"], self.dtype)
         logits = flat_hidden @ kernel
         logits += weights["dense_0/bias"]
@@ -94,28 +110,30 @@ class Classifier:
     def __init__(self, dtype: type = np.float64):
         self.dtype = dtype
 
-    def forward(self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States) -> Result:
+    def forward(
+        self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States, masks: Masks = NO_MASKS
+    ) -> Result:
         """inputs [batch, time, input], labels [batch], integers below the number of classes; raises ValueError."""
-        return self._run(weights, inputs, labels, states, with_gradients=False)
+        return self._run(weights, inputs, labels, states, False, masks)
 
     def loss_and_gradients(self, weights: Weights, inputs: np.ndarray, labels: np.ndarray, states: States) -> Result:
         """The same as `forward`, with the gradients of the loss by every tensor."""
-        return self._run(weights, inputs, labels, states, with_gradients=True)
+        return self._run(weights, inputs, labels, states, True, NO_MASKS)
 
-    def _run(self, weights, inputs, labels, states, with_gradients: bool) -> Result:
+    def _run(self, weights, inputs, labels, states, with_gradients: bool, masks: Masks) -> Result:
         num_layers, bidirectional = stack_size(weights)
         depth = sum(name.startswith("dense_") and name.endswith("/kernel") for name in weights)
         dense = [np.asarray(weights[f"dense_{k}/kernel"], self.dtype) for k in range(depth)]
         _check_ids("labels", labels, dense[-1].shape[1])
 
         outputs, final_states, cache = lstm_stack_forward(
-            inputs, weights, states, num_layers, bidirectional, self.dtype
+            inputs, weights, states, num_layers, bidirectional, self.dtype, masks.after_layer
         )
         hidden = np.concatenate([h for h, _ in final_states[-1]], axis=1)
-        activations = [hidden]
+        activations = [masks.after_layer(num_layers - 1, hidden)]
         for k in range(depth):
             z = activations[-1] @ dense[k] + np.asarray(weights[f"dense_{k}/bias"], self.dtype)
-            activations.append(np.maximum(z, 0.0) if k < depth - 1 else z)
+            activations.append(masks.after_relu(np.maximum(z, 0.0)) if k < depth - 1 else z)
         logits = activations[-1]
         loss, d = _cross_entropy(logits, labels, 1.0 / len(labels))
         if not with_gradients:
@@ -205,8 +223,13 @@ def clip_scale(gradients: Mapping[str, np.ndarray], clip_norm: float | None) -> 
     """clip_norm / max(global norm, clip_norm), Pascanu et al. 2013; 1.0 for None. Norms are of dense gradients."""
     if clip_norm is None:
         return 1.0
-    norm = float(np.sqrt(sum(np.vdot(gradient, gradient) for gradient in gradients.values())))
+    norm = norm_of(gradients)
     return clip_norm / max(norm, clip_norm)
+
+
+def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
+    """The 2-norm over all tensors together."""
+    return float(np.sqrt(sum(np.vdot(gradient, gradient) for gradient in gradients.values())))
 
 
 def scaled(gradients: Weights, scale: float) -> Weights:
@@ -331,6 +354,7 @@ class Rounded:
     losses: np.ndarray  # [steps], relative to each loss; the largest so far
     gradients: dict[str, float]  # of step 1, after clipping, by tensor: max|a − b| / max|b|
     updates: dict[str, float]  # ‖a − b‖₂ / ‖b‖₂
+    length: float = 0.0  # |<a, b> / <b, b> − 1| of all updates together
 
 
 def rounded(
@@ -354,6 +378,10 @@ def rounded(
         own = trajectory(model, copy.deepcopy(optimizer), start, batches, states, len(path.losses), carry_states)
         moved = np.abs(np.array(own.losses) - path.losses) / np.abs(path.losses)
         found.losses = np.maximum.accumulate(np.maximum(found.losses, moved))
+        products = [(np.vdot(own.updates[name], b), np.vdot(b, b)) for name, b in path.updates.items()]
+        found.length = max(
+            found.length, float(abs(sum(ab for ab, _ in products) / sum(bb for _, bb in products) - 1.0))
+        )
         for name in weights:
             pairs = (
                 (found.gradients, own.clipped_gradients[name], path.clipped_gradients[name], np.inf),

@@ -6,8 +6,9 @@ Tokens travel as int64: TensorFlow keeps int32 tensors in host memory even where
 copy into every step.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -117,13 +118,10 @@ class LanguageModel(trial.LanguageModelTrial):
             self.states = states
         return loss
 
-    def stack_alone(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        """The stack's forward pass in training mode, without dropout, and its backward pass; returns mean(outputs²).
-
-        Args:
-            batch: one of `stack_batches`: inputs [batch, time, embedding] and the gradient by the outputs.
-        """
-        return self._stack(*batch, self.initial_states)[0]
+    def stack_alone(self, batch: tuple[tf.Tensor, tf.Tensor]) -> list[tf.Tensor]:
+        """As of LanguageModelTrial."""
+        loss, outputs, gradients = self._stack(*batch, self.initial_states)
+        return [loss, outputs, *gradients]
 
     def trace(self, mode: str) -> None:
         """Trace what "forward", "train" or "stack" runs on its first batch; op by op there is nothing to trace."""
@@ -150,11 +148,13 @@ class LanguageModel(trial.LanguageModelTrial):
         found = super().outputs()
         return found | {"logits": found["logits"][..., : self.bias.shape[0]]}
 
-    def train_steps(self, count: int) -> np.ndarray:
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
         """As of LanguageModelTrial; the same graph unless the stack has its own dropout."""
         timed, self._train = self._train, self._train_without_dropout or self._train
         try:
-            return super().train_steps(count)
+            with super().without_dropout():
+                yield
         finally:
             self._train = timed
 
@@ -196,16 +196,21 @@ class LanguageModel(trial.LanguageModelTrial):
     def _pass(self, tokens, targets, states):
         return self._forward(tokens, targets, states)
 
-    def _run_stack(self, batch):
-        loss, outputs, gradients = self._stack(*batch, self.initial_states)
-        return [loss, outputs, *gradients]
+    def _moments(self):
+        own = self.optimizer
+        if not isinstance(own, keras.optimizers.Adam):
+            return None
+        return own.iterations.numpy(), [m.value for m in own._momentums], [v.value for v in own._velocities]
+
+    def _learning_rate(self):
+        return float(self.optimizer.learning_rate)
 
     def _set_learning_rate(self, rate):
         self.optimizer.learning_rate = rate
 
     def _set_start(self, arrays, states):
         self._start[: len(arrays)] = [tf.constant(array, self._start[0].dtype) for array in arrays]
-        self.initial_states = self.stack.stage_states(states)
+        self.initial_states = self.initial_states if states is None else self.stack.stage_states(states)
 
     @property
     def softmax_kernel(self) -> str:

@@ -30,11 +30,16 @@ class SentenceModel(LanguageModel):
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple:
         """Pad one batch and put it on the device: ((tokens, lengths), targets)."""
-        longest = tokens.shape[1]
-        missing = ((0, 0), (0, self.pad(longest) - longest))
-        tokens, targets = super().stage(np.pad(tokens, missing), np.pad(targets, missing, constant_values=IGNORED))
+        tokens, targets = super().stage(self._padded(tokens, 0), self._padded(targets, IGNORED))
         staged = Lengths(tf.constant(lengths, tf.int32), tf.identity(tf.constant(lengths, tf.int64)))
         return (tokens, staged), targets
+
+    def _padded(self, ids: np.ndarray, value: int) -> np.ndarray:
+        return np.pad(ids, ((0, 0), (0, self.pad(ids.shape[1]) - ids.shape[1])), constant_values=value)
+
+    def _staged_targets(self, targets):
+        targets = self._padded(targets, IGNORED)
+        return super().stage(targets, targets)[1]
 
     def outputs(self) -> dict[str, np.ndarray]:
         """As LanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end.

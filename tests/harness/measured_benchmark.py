@@ -47,7 +47,9 @@ ROUNDS = 20  # of STEPS time steps each: 21 of them are 5 % more work, whatever 
 STEPS = {"lstm": 5, "torch": 10}
 SLOWED_ROUNDS = 21
 SLOWED_ROW, CORES = "LSTM_BENCH_SLOWED_ROW", "LSTM_BENCH_CORES"
-PROOF = {"ok": True, "outputs_err": 0.0}
+ERRORS = ("outputs", "gradients", "update", "loss", "spread")
+PROOF = {"ok": True, **{f"{name}_err": 0.0 for name in ERRORS}, "limit": dict.fromkeys(ERRORS, 1e-2),
+         "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
 
 
 def numpy_step(units: int, rounds: int, rng) -> Callable:

@@ -62,9 +62,14 @@ REFERENCE = {
     "loss_sensitivity": np.array([0.0, 0.1, 0.2, 1.0, 1.0, 3.0]),
     "update_sensitivity": dict.fromkeys(SHAPES, 1.0),
     "rounded_losses": np.zeros(CURVE_STEPS),
+    "rounded_length": 0.0,
     "rounded_gradients": dict.fromkeys(SHAPES, 0.0),
     "rounded_updates": dict.fromkeys(SHAPES, 0.0),
     "gradient_step": 1.0,
+    "clip_bias": np.zeros(11),
+    "clip_targets": np.zeros((4, 5)),
+    "clip_gradients": tensors(6, 0.1),
+    "setup": {"learning_rate": 1.0},
     "forward_losses": LOSSES[::-1],
     "stack_outputs": {"hidden": operands()[0] @ operands()[1][:, ::2], "loss": 0.5},
     "stack_gradients": tensors(5, 0.1),
@@ -87,14 +92,19 @@ class FakeRow:
         hidden = {"hidden": self.shown["hidden"].copy()}
         self.alone = hidden | {name: array.astype(np.float32) for name, array in REFERENCE["stack_gradients"].items()}
         self.alone_losses = np.full(CURVE_STEPS, 0.5, np.float32)
+        self.elsewhere = {name: array.astype(np.float32) for name, array in REFERENCE["clip_gradients"].items()}
+        self.anew = True  # whether the stack's results are those of the batch that it is given
         self.one_mean = False  # as `fit` reports it
         self.blocks = [self.losses, self.losses]
         self.dropout = False
         self.difference = ""  # of the timed callable from the proven one
+        self.differs = ""  # of a whole training from the configured one
         self.profile = {kind: dict(found) for kind, found in PROFILE.items()}
         self.kernel, self.device = KERNEL, "gpu"
         self.loss, self.reads, self.copied, self.copied_in_fit = object(), 0, TO_HOST_LIMIT, 0
         self.lag_s, self.lag_limit_s = [1.0, 0.004], [0.003, 0.004]  # another process came between in the first block
+        self.masks = ""  # what is wrong with dropout's
+        self.at_work = ["", "update of model.py"]  # in one block of two
         self.steps = 1  # what ran before the proof
 
     def restore(self):
@@ -103,7 +113,12 @@ class FakeRow:
     def outputs(self):
         return self.shown
 
-    def train_steps(self, count, clock=None):
+    stack_batches = range(2)
+
+    def gradients_elsewhere(self, bias, targets):
+        return self.elsewhere
+
+    def train_steps(self, count, clock=None, first=0):
         self.steps += count
         return self.losses[:count].mean(keepdims=True) if self.one_mean else self.losses[:count]
 
@@ -111,16 +126,15 @@ class FakeRow:
         assert self.steps == 1, "gradients are read after exactly one step since restore"
         return self.gradients
 
-    def stack_results(self):
-        return self.alone
+    def stack_results(self, number=0):
+        return {name: array + number for name, array in self.alone.items()} if self.anew else self.alone
 
     def unproven(self):
         return self.difference
 
     def weights(self):
-        assert self.steps in (0, UPDATE_STEPS)
-        moved = self.updates if self.steps else {}
-        return {name: array + moved.get(name, 0.0) for name, array in self.start.items()}
+        part = self.steps / UPDATE_STEPS
+        return {name: array + part * self.updates.get(name, 0.0) for name, array in self.start.items()}
 
 
 def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = Proof) -> dict:
@@ -131,7 +145,9 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.stack(row, row.alone_losses, REFERENCE)
     proof.training(row, row.reference)
     proof.callable(row.unproven())
-    proof.clock(row.lag_s, row.lag_limit_s)
+    proof.whole_training(row.differs)
+    proof.dropout(row.masks)
+    proof.clock(row.lag_s, row.lag_limit_s, row.at_work)
     proof.stays_on_device(row.loss, row.reads, row.copied)
     proof.copies(row.copied_in_fit, 5 * TO_HOST_LIMIT)
     proof.timed_losses(row.blocks, REFERENCE["losses"], row.dropout)
@@ -233,8 +249,27 @@ def gradients_off(rate: float, part: float) -> Callable[[FakeRow], None]:
     return change
 
 
+def a_fifth_too_high(row: FakeRow) -> None:
+    """Updates 1.2 times as long, of weights so large that what float32 loses of an update would be more."""
+    updates = tensors(3, 1e-8)
+    row.reference, row.updates = (
+        REFERENCE | {"updates": updates},
+        {name: 1.2 * update for name, update in updates.items()},
+    )
+
+
 # mistake: (the check that has to catch it, the proofs that it has to fail, how it is planted)
 MISTAKES = {
+    "a rate a fifth too high": ("hold_length", ["update"], a_fifth_too_high),
+    "clipping below the bound": (
+        "hold_length", ["clipping"], lambda r: r.elsewhere.update({n: 1.1 * g for n, g in r.elsewhere.items()}),
+    ),
+    "gradients of another batch": ("stack", ["gradients"], lambda r: setattr(r, "anew", False)),
+    "dropout of another rate": ("dropout", ["dropout"], lambda r: setattr(r, "masks", "not this rate")),
+    "the same masks in every block": (
+        "dropout", ["dropout"], lambda r: (setattr(r, "dropout", True), setattr(r, "blocks", [r.losses, r.losses])),
+    ),
+    "a thread at work": ("clock", ["clock"], lambda r: setattr(r, "at_work", ["update of model.py", "update of model.py"])),
     "one logit off": ("outputs", ["outputs"], lambda r: r.shown.update(logits=replace_at(product("fp32"), 7, 1.0))),
     "logits missing": ("outputs", ["outputs"], lambda r: r.shown.pop("logits")),
     "hidden time-major": ("outputs", ["outputs"], lambda r: r.shown.update(hidden=r.shown["hidden"].swapaxes(0, 1))),
@@ -312,6 +347,7 @@ MISTAKES = {
     "a gradient beyond what its weights' rounding explains": ("training", ["gradients"], gradients_off(1e-3, 1.1)),
     "a gradient of zero that no weight could show": ("training", ["gradients"], gradients_off(1e-8, -2.0)),
     "another timed graph": ("callable", ["callable"], lambda r: setattr(r, "difference", "node 3 is another")),
+    "a whole training that does less": ("whole_training", ["training"], lambda r: setattr(r, "differs", "half of the data")),
     "a clock too early": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [0.0031, 0.0041])),
     "a clock of no number": ("clock", ["clock"], lambda r: setattr(r, "lag_s", [math.nan] * 2)),
     "a float for a loss": ("stays_on_device", ["host"], lambda r: setattr(r, "loss", 2.4)),
@@ -440,4 +476,10 @@ def complaints_of_modes(made: type[Kernel] = Kernel) -> list[str]:
         ("stack", plain, alone), ("stack", fused, alone), ("forward", plain, kernel), ("forward", fused, kernel),
         ("train", plain, kernel), ("train", fused, in_training),
     ]  # fmt: skip
-    return [f"{mode}: {trial}" for mode, trial, asked in wanted if kernel.of_mode(mode, trial) != asked]
+    found = [f"{mode}: {trial}" for mode, trial, asked in wanted if kernel.of_mode(mode, trial) != asked]
+    passes = kernel._replace(ops={"MatMul": 10}, passes={"MatMul": (10, 30)}, train_ops={"Adam": (1, 1)})
+    for mode, most, trains in (("train", 39, True), ("forward", 19, False), ("stack", 39, False), ("fit", 39, True)):
+        asked = passes.of_mode(mode, plain)
+        if (asked.ops, asked.passes, bool(asked.train_ops)) != ({"MatMul": (10, most)}, {}, trains):
+            found.append(f"{mode}: {asked}")
+    return found

@@ -44,7 +44,7 @@ class FakeDevice:
 
 def timed(monkeypatch, batch_s, batches=("a", "b", "c"), restore_s=0.0, **changed):
     device = FakeDevice(batch_s, restore_s)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter, sleep=lambda s: None))
     found = clocks.time_blocks(
         device.step, batches, sync=device.sync, restore=device.restore, read=device.read, **{**PROTOCOL, **changed}
     )
@@ -194,7 +194,7 @@ def test_losses_of_every_timed_step_are_kept_in_order(monkeypatch):
 
 def test_seconds_of_starts_and_stops_on_an_idle_device(monkeypatch):
     device = FakeDevice(0.5)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter, sleep=lambda s: None))
     seconds, result = clocks.seconds_of(lambda: device.step("a"), device.sync)
     assert (seconds, result) == (0.5, "loss 3")
     assert device.calls == ["sync", "clock", "a", "sync", "clock"]
@@ -202,7 +202,7 @@ def test_seconds_of_starts_and_stops_on_an_idle_device(monkeypatch):
 
 def test_run_for_keeps_the_device_busy_for_about_that_long(monkeypatch):
     device = FakeDevice(0.1)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter, sleep=lambda s: None))
     assert clocks.run_for(0.95, device.step, ["a", "b"], device.sync) == 10
     assert device.calls.count("sync") == 5
 
@@ -225,7 +225,7 @@ def test_epoch_clock_tells_training_from_validation(model, validation, monkeypat
     import numpy as np
 
     now = [0.0]
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda s: None))
 
     class Passes(keras.callbacks.Callback):
         """10 s per training batch, 1 s per validation batch."""
@@ -249,7 +249,7 @@ def test_what_lies_around_the_steps_of_a_fit_is_in_the_whole_alone(model, monkey
     import numpy as np
 
     now = [100.0]
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda s: None))
 
     class Passes(keras.callbacks.Callback):
         """10 s per training batch, 5 s before the first and 7 s after the last one; 1 s per validation batch, 2 s and 3 s."""
@@ -288,7 +288,7 @@ def test_ends_of_steps_may_be_told_of_in_any_order_and_as_late_as_the_end_of_the
     from keras.src.callbacks.callback_list import CallbackList
 
     now = [0.0]
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda s: None))
     clock = clocks.EpochClock()
     feed = clock.callback()
     monkeypatch.setattr("keras.src.backend.IS_THREAD_SAFE", True)
@@ -308,7 +308,7 @@ def test_ends_of_steps_may_be_told_of_in_any_order_and_as_late_as_the_end_of_the
 @pytest.mark.parametrize(("fed", "seconds"), [(True, 5.0), (False, 6.0)])
 def test_first_call_of_a_fit_ends_with_its_step(monkeypatch, fed, seconds):
     now = [50.0]
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda s: None))
 
     def function(clock):
         now[0] += 2
@@ -325,7 +325,7 @@ def test_first_call_of_a_fit_ends_with_its_step(monkeypatch, fed, seconds):
 
 def test_epoch_clock_is_fed_by_a_loop_without_keras(monkeypatch):
     now = iter([5.0, 45.0, 49.0, 100.0, 130.0, 131.0])
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: next(now), sleep=lambda s: None))
     clock = clocks.EpochClock()
     for _ in range(2):
         clock.begin(), clock.trained(), clock.validated()

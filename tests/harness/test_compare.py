@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare import __main__ as compare
-from harness.record import machine, records, schema
+from harness.record import intervals, machine, records, schema
+from tests import record_cases
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -32,7 +33,6 @@ ENVIRONMENT = {
     "packages": {"tensorflow-cpu": "2.21.0", "numpy": "2.4.6", "torch": "2.13.0"},
     "data": {"name": "ptb", "title": "Penn Treebank", "source": "real", "sha256": {"ptb.train.txt": "fcea919f"}},
 }
-PROOF = {"ok": True, "outputs_err": 1e-3, "limit": {"outputs": 2e-2}}
 NAMES = ("keras", "block_fused", "static_graph", "while_loop")
 seeds = itertools.count(1)
 
@@ -47,19 +47,31 @@ def make(row="keras", ms=10.0, processes=5, mode="train", noise=0.003, environme
     """A proven record of so many processes of three blocks around `ms`, the processes about 0.3 % apart."""
     draw = random.Random(next(seeds))
     own = [ms * math.exp(draw.gauss(0, noise)) for _ in range(processes)]
+    blocks = changes.pop("blocks_ms", [[0.99 * middle, middle, 1.02 * middle] for middle in own])
     given = dict(
         benchmark="ptb",
         row=row,
         mode=mode,
         device="cpu",
         precision="fp32",
-        config={"CONFIG": "small", "UNITS": 200, "PROCESSES": 5, "ROWS": "all", "PRECISION": "fp32", **(config or {})},
-        blocks_ms=[[0.99 * middle, middle, 1.02 * middle] for middle in own],
-        step_ms={"median": ms, "min": 0.9 * ms, "max": 1.1 * ms},
-        proof=PROOF,
+        config={
+            "CONFIG": "small",
+            "UNITS": 200,
+            "PROCESSES": max(5, processes),
+            "ROWS": "all",
+            "PRECISION": "fp32",
+            **(config or {}),
+        },
+        blocks_ms=blocks,
+        step_ms=intervals.step_of(list(filter(None, blocks))) if any(blocks) else None,
+        proof=record_cases.proof_of(mode),
+        items_per_batch=100,
         environment={**ENVIRONMENT, **(environment or {})},
     )
-    return schema.new_record(**{**given, **changes})
+    given |= changes
+    if "throughput" not in given and given["step_ms"]:
+        given["throughput"] = {"value": 100 / given["step_ms"]["median"] * 1e3, "unit": "words/s"}
+    return schema.new_record(**given)
 
 
 def run_of(path, *rows):
@@ -181,7 +193,9 @@ def test_each_benchmark_has_its_geometric_mean_with_an_interval(compared):
 
 def test_the_tables_are_per_benchmark_config_device_and_precision(compared):
     rows = [make(), make(config={"CONFIG": "large"}), make(precision="fp16"), make(mode="forward"), make("keras_xla")]
-    _, markdown, _, _ = compared(rows, [{**row, "blocks_ms": make()["blocks_ms"]} for row in rows])
+    _, markdown, _, _ = compared(
+        rows, [make(row["row"], mode=row["mode"], precision=row["precision"], config=row["config"]) for row in rows]
+    )
     titles = [line for line in markdown.splitlines() if line.startswith("### ")]
     assert titles == ["### ptb: large, CPU, fp32", "### ptb: small, CPU, fp32", "### ptb: small, CPU, fp16"]
     lines = markdown.split(titles[1])[1].split("### ")[0].splitlines()
@@ -206,8 +220,8 @@ def test_fewer_than_5_processes_are_never_a_verdict(compared, first, second, sai
 
 
 def test_a_process_without_blocks_is_none(compared):
-    lost = make()
-    lost["blocks_ms"][2] = []
+    blocks = make()["blocks_ms"]
+    lost = make(blocks_ms=[*blocks[:2], [], *blocks[3:]])
     _, markdown, _, _ = compared([lost], [make()])
     assert "cannot judge: 4 processes" in markdown
 

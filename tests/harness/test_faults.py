@@ -398,6 +398,7 @@ def test_a_row_that_was_killed_between_its_modes_is_measured_anew(stub):
     record = stub.record("first")
     record["blocks_ms"] = record["blocks_ms"][:1]
     record["step_ms"] = intervals.step_of(record["blocks_ms"])
+    record["throughput"]["value"] = record["items_per_batch"] / record["step_ms"]["median"] * 1e3
     records.write_record(stub.out, record)
     stub.starts()
     assert stub.main("--processes=2", "--rows=first,second", "--resume") == 0

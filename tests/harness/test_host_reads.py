@@ -156,6 +156,15 @@ def test_torchs_to_of_another_dtype_stays_where_it_is():
     assert reads == []
 
 
+def test_waiting_for_the_device_counts_whatever_it_calls_in_its_turn(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: torch.zeros(()).item())
+    with host_reads.counted(torch_cases.make_runtime("cpu", "fp32")) as reads:
+        torch.cuda.synchronize()
+        torch.zeros(()) + 1
+    assert reads == ["synchronize"]
+
+
 def test_everything_is_as_it_was_behind_the_step(framework):
     runtime, _, _ = framework
     before = {way: getattr(runtime.tensor_type, way, None) for way in host_reads.WAYS}, np.asarray, np.array
@@ -226,4 +235,5 @@ def test_jax_counts_the_copies_of_the_device_once(tmp_path):
     runtime = jax_cases.make_runtime("cpu", "fp32")
     profiles = SimpleNamespace(from_file=lambda path: SimpleNamespace(planes=planes))
     runtime._jax = SimpleNamespace(profiler=SimpleNamespace(ProfileData=profiles))
-    assert runtime._read_profile(str(tmp_path)) == ({"MemcpyD2H": 1.0}, {}, 4096)
+    about = {"to_host_bytes": 4096, "launches": 0, "syncs": 0}
+    assert runtime._read_profile(str(tmp_path)) == ({"MemcpyD2H": 1.0}, {}, {}, about)

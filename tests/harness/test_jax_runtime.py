@@ -167,7 +167,23 @@ def test_profile_is_of_what_ran_and_not_of_another_program_of_that_name(runtime)
         jitted(X, KERNEL)
     assert runtime.profile(lambda: first(X, KERNEL))["ops"]["loop:dot"] == 1
     assert "while" not in runtime.profile(lambda: second(X, KERNEL))["ops"]
-    assert runtime.profile(lambda: None) == {"ops": {}, "kernels": {}, "to_host_bytes": 0}
+    nothing = {"ops": {}, "kernels": {}, "to_host_bytes": 0, "launches": 0, "syncs": None}
+    assert runtime.profile(lambda: None) == nothing
+
+
+def test_calls_of_programs_count_and_so_does_an_op_outside_of_them(runtime):
+    @jax.jit
+    def twice(x):
+        return 2 * x
+
+    x = twice(jax.numpy.ones(3))
+    once = runtime.profile(lambda: twice(x))
+    again = runtime.profile(lambda: twice(twice(x)))
+    outside = runtime.profile(lambda: twice(x) + x)
+    assert [found["ops"]["program"] for found in (once, again, outside)] == [1, 2, 2]
+    assert again["launches"] == 2 * once["launches"] > 0 and outside["launches"] > once["launches"]
+    twice.clear_cache()
+    assert runtime.profile(lambda: twice(x))["ops"]["program"] == 1, "traced anew, with what is jitted inside"
 
 
 PROGRAM = """\

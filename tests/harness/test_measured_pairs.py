@@ -12,7 +12,7 @@ from harness.compare import pairing
 from harness.errors import UserError
 from harness.record import machine, records, schema
 from tests.harness import measured_benchmark, measured_pairs
-from tests.record_cases import make
+from tests.record_cases import make, proof_of
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process")
 
@@ -109,9 +109,9 @@ def written(run, rows: dict[str, float], processes: int = 5):
             )
             record = make(**blank, config=config)
             for process in range(processes):
-                proof = {"ok": True, "outputs_err": 0.0}
                 blocks = [ms * (1 + 1e-3 * process), ms * (1 + 1.1e-3 * process)]
-                record = schema.merge_process(record, {"blocks_ms": blocks, "proof": proof})
+                part = {"blocks_ms": blocks, "items_per_batch": 1, "unit": "sequences/s", "proof": proof_of("forward")}
+                record = schema.merge_process(record, part)
             records.write_record(run, record)
 
 

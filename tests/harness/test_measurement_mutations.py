@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, measurement, references
+from harness.measure import clocks, fits, measurement, references
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from harness.record import machine
 from tests.harness import mutants
@@ -27,8 +27,11 @@ WITHOUT_SOFTMAX = {"ops": {"MatMul": 5}, "kernels": {}}
 class OnDevice:
     """A loss that is no number before it is brought to the host."""
 
+    made = 0  # of all
+
     def __init__(self, value):
         self.value = value
+        OnDevice.made += 1
 
     def __float__(self):
         return float(self.value)
@@ -38,6 +41,8 @@ class FakeRuntime:
     """A framework in which everything happens at once."""
 
     name, to_host_bytes, profile_of, read_s, tensor_type = "tensorflow", 0, PROFILE, 0.0, OnDevice
+    waits = ()
+    does_half = 1  # 2: of every two steps in a row only one does its work
 
     def on_device(self, tensor):
         return True
@@ -53,9 +58,16 @@ class FakeRuntime:
         pass
 
     def profile(self, function):
+        before = OnDevice.made
         loss = function()
+        launches = 10 * (OnDevice.made - before)
+        launches //= self.does_half if launches > 10 else 1
         alone = isinstance(loss, OnDevice) and loss.value == REFERENCE["stack_losses"][0]
-        return {**(WITHOUT_SOFTMAX if alone else self.profile_of), "to_host_bytes": self.to_host_bytes}
+        return {
+            **(WITHOUT_SOFTMAX if alone else self.profile_of),
+            "to_host_bytes": self.to_host_bytes,
+            "launches": launches,
+        }
 
     def environment(self):
         return {}
@@ -64,13 +76,13 @@ class FakeRuntime:
 class Trial(FakeRow):
     """FakeRow as what is timed, too: batch k has the k-th loss, in whatever mode."""
 
-    has_dropout = False
-    batches = stack_batches = range(CURVE_STEPS)
+    batches = stack_batches = np.arange(CURVE_STEPS)
     inputs, labels = np.zeros((5 * 4, 100), np.float32), np.zeros(5 * 4, np.int64)  # of five batches
 
     def __init__(self):
         super().__init__()
         self.timed = {"train": self.losses, "forward": self.forward_curve(), "stack": self.alone_losses}
+        self.differs = {}  # of a whole training from the configured one: by the check that finds it
         self.returns, self.traces, self.epochs, self.perplexity = OnDevice, 1, [2.0, 1.0], 9.0
 
     def forward_curve(self):
@@ -79,7 +91,7 @@ class Trial(FakeRow):
     def __getattribute__(self, name):
         if name in ("train", "forward", "stack_alone"):  # FakeRow has losses under one of these names
             curve = self.timed[name.removesuffix("_alone")]
-            return lambda k: self.returns(curve[k])
+            return lambda k: [self.returns(curve[k])] if "_" in name else self.returns(curve[k])
         return super().__getattribute__(name)
 
     def forward_losses(self, count):
@@ -87,6 +99,15 @@ class Trial(FakeRow):
 
     def timed_steps(self, count):
         pass
+
+    def reference_step(self, setup, number, update):
+        return self.losses[0], {name: array / UPDATE_STEPS for name, array in REFERENCE["updates"].items()}
+
+    def train_epoch(self, batches, rate):
+        pass
+
+    def numpy(self, tensor):
+        return tensor
 
 
 def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
@@ -108,6 +129,11 @@ MISTAKES = {
     "copies": ("steps", "train", "host", lambda t, r: setattr(r, "to_host_bytes", 10**6)),
     "another kernel": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
     "another head": ("steps", "train", "kernel", lambda t, r: setattr(r, "profile_of", WITHOUT_SOFTMAX)),
+    "the same masks": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, losses=lambda n: np.ones((1, n)))),
+    "masks of no op": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, profile=PROFILE)),
+    "one mask in all blocks": ("steps", "train", "dropout", lambda t, r: with_dropout(t, r, blocks_differ=False)),
+    "masks of no op in fit": ("fit", "fit", "dropout", lambda t, r: with_dropout(t, r, profile=PROFILE)),
+    "every second step": ("steps", "forward", "work", lambda t, r: setattr(r, "does_half", 2)),
     "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * clocks.SHORT_LAG_LIMIT_S)),
     "logits of fit": ("fit", "fit", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
     "an update of fit": ("fit", "fit", "update", lambda t, r: t.updates.pop("dense_0/bias")),
@@ -116,10 +142,30 @@ MISTAKES = {
     "another callable in fit": ("fit", "fit", "callable", lambda t, r: setattr(t, "difference", "node 3")),
     "a fit traced anew": ("fit", "fit", "callable", lambda t, r: setattr(t, "retraces", True)),
     "NaN in fit": ("fit", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
+    "an epoch of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_an_epoch="half of the data")),
+    "counts of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_counts="an epoch less")),
+    "accuracies of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_accuracy="half of the test")),
+    "the rate of fit": ("fit", "fit", "training", lambda t, r: t.differs.update(differs_in_rate="no decay")),
+    "the rate of a training": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_step="no decay")),
+    "a training's schedule": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_schedule="a half")),
+    "perplexities": ("training", "fit", "training", lambda t, r: t.differs.update(differs_in_perplexity="a half")),
     "gradients of a training": ("training", "fit", "gradients", lambda t, r: t.gradients.pop("dense_0/bias")),
     "NaN in a training": ("training", "fit", "loss", lambda t, r: setattr(t, "epochs", [2.0, np.nan])),
     "NaN in its perplexity": ("training", "fit", "loss", lambda t, r: setattr(t, "perplexity", np.inf)),
 }  # fmt: skip
+
+
+RANDOM = {**PROFILE, "ops": {**PROFILE["ops"], "RandomUniform": 3}}
+
+
+def with_dropout(trial, runtime, losses=None, profile=RANDOM, blocks_differ=True) -> None:
+    """Make it a trial of a workload with dropout."""
+    normal = np.random.default_rng(1).normal
+    trial.reference = REFERENCE | {"dropout_losses": normal(size=(1, 32)), "dropout_draws": 32, "dropout_places": 3}
+    trial.dropout_losses, runtime.profile_of = losses or (lambda count: normal(size=(1, count))), profile
+    if blocks_differ:
+        generator = np.random.default_rng(2)
+        trial.returns = lambda value: OnDevice(value * np.float32(generator.uniform(0.9, 1.1)))
 
 
 BATCH_SIZE = 4
@@ -152,16 +198,18 @@ def parts(tmp_path, monkeypatch):
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
+        for check in (name for name in vars(fits) if name.startswith("differs_in_")):
+            monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
         row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EVIDENCE, **evidence})
         if trial.reference is not REFERENCE:  # of another case
             row_process.reference = trial.reference
         if way == "steps":
             return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
 
-        def train_keras(clock):
+        def train_keras(clock, plan):
             clock.begin(), clock.trained()
             trial.traces += hasattr(trial, "retraces")
-            return {"losses": trial.epochs, "accuracy": {"acc": 0.5}}
+            return {"losses": trial.epochs, "accuracy": {"acc": 0.5}, "epoch_accuracy": {"acc": [0.5]}}
 
         def train_once(timed):
             epoch_s = [timed(lambda: None)[0] + 1e-3 for _ in trial.epochs]
@@ -169,9 +217,10 @@ def parts(tmp_path, monkeypatch):
                     "batches_per_epoch": 2, "items_per_batch": 4, "unit": "words/s"}  # fmt: skip
 
         if way == "fit":
-            about = dict(batches_per_epoch=2, batch_size=4, flops=1, unit="images/s")
+            plan = fits.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
+            about = dict(plan=plan, batch_size=4, flops=1, unit="images/s")
             return row_process.fit(trial, train_keras, None, **about)
-        return row_process.training(trial, train_once)
+        return row_process.training(trial, train_once, None)
 
     return run
 
@@ -188,6 +237,10 @@ def complaints(parts, module) -> list[str]:
         noted = any("losses of 3 of 6 steps" in note for note in part["notes"])
         if part["status"] != "ok" or noted != (mode == "train"):
             found.append(f"chaotic, {mode}: {part['notes']}")
+    for way in ("steps", "fit", "training"):
+        for mode, part in parts(module, way, with_dropout).items():
+            if part["status"] != "ok" and mode not in ("forward", "stack"):
+                found.append(f"with dropout, {way}, {mode}: {part['reason']}")
     for mistake, (way, mode, proof, plant) in MISTAKES.items():
         part = parts(module, way, plant)[mode]
         if part["status"] != "failed" or proof not in part["proof"]["failed"] or f"{proof}: " not in part["reason"]:

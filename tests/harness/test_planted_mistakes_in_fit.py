@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.measure import measurement, references
+from harness.measure import fits, measurement, references
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from models import rows
 from models.reference import expected
@@ -177,22 +177,29 @@ def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(
 
 
 @pytest.mark.parametrize(("dtype", "failed"), [("int64", []), ("uint8", ["callable"])])
-def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(tensorflow_runtime, reference, tmp_path, dtype, failed):
+def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(
+    tensorflow_runtime, reference, tmp_path, monkeypatch, dtype, failed
+):
+    import tensorflow as tf
+
     path = tmp_path / "reference.npz"
     references.save_reference(path, reference)
     job = {"device": "cpu", "precision": "fp32", "process": 0, "protocol": {}, "matmul_flops": None, "reference": path}
     trial = trial_of("keras")
     row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence_of("keras"))
 
-    def train(clock):
-        labels = LABELS.astype(dtype)
-        history = trial.model.fit(
-            INPUTS, labels, batch_size=BATCH_SIZE, epochs=2, callbacks=[clock.callback()], verbose=0
-        ).history
-        return {"losses": history["loss"], "accuracy": {"acc": history["accuracy"][-1]}}
+    def train(clock, plan):
+        trial.load(plan.start)
+        labels = (
+            plan.y.astype(dtype) if plan.epochs == 2 else plan.y
+        )  # not of the few epochs that it is tried with before
+        return trial.fit(plan.x, labels, plan.epochs, plan.scored["val_acc"], clock)
 
-    part = row_process.fit(trial, train, None, batches_per_epoch=8, batch_size=BATCH_SIZE, flops=1, unit="images/s")[
-        "fit"
-    ]
+    monkeypatch.setattr(fits, "FEWEST_EPOCHS", 4)
+    tf.random.set_seed(None)  # with one, every epoch has the same order
+    plan = fits.Plan(
+        WEIGHTS, INPUTS, LABELS, 2, {"val_acc": (INPUTS[:20], LABELS[:20])}, fits.inverse_time(LEARNING_RATE, DECAY)
+    )
+    part = row_process.fit(trial, train, None, plan=plan, batch_size=BATCH_SIZE, flops=1, unit="images/s")["fit"]
     assert part["proof"]["failed"] == failed
     assert ("fit_s" in part) == (not failed)

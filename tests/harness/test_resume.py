@@ -69,6 +69,7 @@ def test_resume_gives_a_row_the_processes_that_it_lacks(stub):
         record = stub.record("first", mode)
         record["blocks_ms"] = record["blocks_ms"][:1]
         record["step_ms"] = intervals.step_of(record["blocks_ms"])
+        record["throughput"]["value"] = record["items_per_batch"] / record["step_ms"]["median"] * 1e3
         records.write_record(stub.out, record)
     stub.starts()
     assert stub.main("--full", "--resume") == 0
@@ -83,6 +84,7 @@ def change(stub, **facts):
         record["environment"] |= facts
         record["blocks_ms"] = record["blocks_ms"][:1]
         record["step_ms"] = intervals.step_of(record["blocks_ms"])
+        record["throughput"]["value"] = record["items_per_batch"] / record["step_ms"]["median"] * 1e3
         records.write_record(stub.out, record)
     stub.starts()
 

@@ -23,8 +23,8 @@ def test_a_constant_without_an_entry_changes_the_reference():
 
 
 def test_a_numbered_constant_changes_what_its_name_does():
-    assert settings.changed_by("DROPOUT_3") == settings.changed_by("DROPOUT") == Changes.RESULT
-    assert settings.changed_by("DROPOUTS") == settings.changed_by("LAYER_3") == Changes.REFERENCE
+    assert settings.changed_by("EPOCHS_3") == settings.changed_by("EPOCHS") == Changes.RESULT
+    assert settings.changed_by("EPOCHSES") == settings.changed_by("LAYER_3") == Changes.REFERENCE
 
 
 def test_every_entry_has_a_reason_and_is_of_a_constant_that_a_script_has():
@@ -57,7 +57,7 @@ def test_what_the_scripts_read_for_the_reference_changes_it(script):
     assert {name for name in read if settings.changed_by(name) < Changes.REFERENCE} == set()
 
 
-@pytest.mark.parametrize("name", ["KEEP_PROB", "ROWS", "BLOCKS"])
+@pytest.mark.parametrize("name", ["LOSS_SCALE", "ROWS", "BLOCKS"])
 def test_reference_that_reads_a_constant_that_does_not_change_it_fails_by_name(tmp_path, name):
     def reference(constants, data):
         return {"losses": [constants.UNITS * getattr(constants, name)]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.errors import UserError
-from harness.frameworks import runtimes
+from harness.frameworks import profiles, runtimes
 from harness.frameworks.pytorch import TorchRuntime, _what_ran
 from harness.measure import measurement, references
 from harness.measure.proof import CURVE_STEPS, UPDATE_STEPS, count_of
@@ -119,12 +119,12 @@ def test_cell_unrolled_over_time_counts_each_of_its_steps():
     assert ops["aten::lstm_cell"] == TIME_STEPS and "aten::lstm" not in ops
 
 
-def event(name, device="cpu", us=0.0, annotation=False):
+def event(name, device="cpu", us=0.0, annotation=False, start=0.0):
     return SimpleNamespace(
         name=name,
         device_type=device,
         is_user_annotation=annotation,
-        time_range=SimpleNamespace(elapsed_us=lambda: us),
+        time_range=SimpleNamespace(elapsed_us=lambda: us, start=start, end=start + us),
     )
 
 
@@ -133,10 +133,16 @@ def test_profile_of_a_gpu_has_kernels_and_of_the_runtimes_calls_only_graph_launc
         event("aten::mm"), event("aten::mm"), event("CompiledFunction"), event("cudaLaunchKernel"), event("cuLaunchKernelEx"),
         event("cudaGraphLaunch_v10000"), event("cudaGraphLaunch"), event("Optimizer.step#Adam.step", annotation=True),
         event("gemm", "gpu", 1500.0), event("gemm", "gpu", 500.0), event("Optimizer.step#Adam.step", "gpu", 9.0, True),
+        event("Memcpy DtoH (Device -> Pinned)", "gpu", 1.0), event("Memset (Device)", "gpu", 1.0),
+        event(profiles.PROFILED, us=100.0, annotation=True), event(profiles.PROFILED, "gpu", 900.0, True),
+        event("cudaStreamSynchronize", us=5.0, start=50.0), event("cuStreamSynchronize", us=3.0, start=51.0),
+        event("cudaEventSynchronize", us=5.0, start=60.0), event("cudaDeviceSynchronize", us=5.0, start=101.0),
     ]  # fmt: skip
     assert _what_ran(events, "gpu") == {
         "ops": {"aten::mm": 2, "CompiledFunction": 1, "cudaGraphLaunch": 2},
-        "kernels": {"gemm": 2.0},
+        "kernels": {"gemm": 2.0, "Memcpy DtoH (Device -> Pinned)": 0.001, "Memset (Device)": 0.001},
+        "launches": 2,
+        "syncs": 2,  # not the profiler's own, which comes after
     }
 
 
@@ -258,6 +264,8 @@ def reference_path(tmp_path):
             "loss_sensitivity": np.zeros(CURVE_STEPS),
             "update_sensitivity": {"kernel": 1.0},
             "rounded_losses": np.zeros(CURVE_STEPS),
+            "rounded_length": 0.0,
+            "clip_bias": np.zeros(0),
             "rounded_gradients": {"kernel": 0.0},
             "rounded_updates": {"kernel": 0.0},
             "gradient_step": RATE,
@@ -270,7 +278,7 @@ def reference_path(tmp_path):
 @pytest.mark.parametrize("learns", [True, False])
 def test_row_of_pytorch_is_proven_timed_and_recorded_in_its_own_framework(reference_path, learns):
     job = {
-        "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": 1e9, "reference": reference_path,
+        "device": "cpu", "precision": "fp32", "process": 1, "matmul_flops": 1e9, "reference": reference_path,
         "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
     }  # fmt: skip
     evidence = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}

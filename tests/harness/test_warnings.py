@@ -6,24 +6,25 @@ import pytest
 
 from harness.record import records
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.report import tables, warnings
+from harness.report import launches, tables, warnings
 from harness.report.provenance import throttling
 from tests.record_cases import RUNS
-from tests.table_cases import LAYOUT, lines_of, make, page_of
+from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
 
 
 def test_a_training_that_ran_once_says_so(tmp_path):
     columns = [["s", "fit_s", ".1f"], ["ms", "step_ms", "median_range"], ["acc", "accuracy", "pair"]]
     spec = {"title": "Fit", "mode": "fit", "device": None, "columns": columns}
-    record = make(
-        mode="fit", processes=(1.0,), fit_s=30.0, epoch_s=[9.0, 11.0], accuracy={"acc": 0.97, "val_acc": 0.98}
+    trained = dict(
+        mode="fit", fit_s=30.0, epoch_s=[9.0, 11.0], accuracy={"acc": 0.97, "val_acc": 0.98}, losses=[2.0, 1.0]
     )
+    record = make(processes=(1.0,), **trained)
     text = page_of(tmp_path / "run", record, layout={**LAYOUT, "tables": [spec], "headline": {}})
     row = lines_of(text, "Fit")[0]
     assert (row["s"], row["ms"], row["acc"]) == ("30.0", "10.00 [9.00, 11.00] (1)", "(0.9700, 0.9800)")
     foot = "in brackets their range, which says nothing about another process.\n\nEach training ran once"
     assert f"Time per step: median of 2 epochs in one process (1), {foot}" in text
-    twice = make(mode="fit", fit_s=30.0, epoch_s=[9.0, 11.0])
+    twice = make(**trained)
     text = page_of(tmp_path / "twice", twice, layout={**LAYOUT, "tables": [spec], "headline": {}})
     assert "Training time and accuracy are those of a row's first process." in text and "ran once" not in text
 
@@ -37,8 +38,8 @@ def test_rows_of_one_process_show_a_range_that_is_said_to_be_within_it(tmp_path)
 
 def test_records_of_earlier_commits_are_drawn_by_todays_rule(tmp_path):
     old = make("keras_cudnn", processes=(1.0, 1.2, 1.05))
-    old["step_ms"] = {"median": 10.75, "min": 9.0, "max": 13.2}  # of all blocks
-    old["throughput"]["value"] = 100 / 0.01075
+    old["step_ms"] = {"median": 10.9, "min": 9.0, "max": 13.2}  # of all blocks
+    old["throughput"]["value"] = 100 / 0.0109
     old["notes"] = ["fewer processes: its time was up (ROW_BUDGET_S)"]
     text = page_of(tmp_path / "run", old)
     row = lines_of(text, "Speed")[0]
@@ -70,6 +71,14 @@ def state(process=0, when="timed", **changes):
 
 def warmup(settled, process=0):
     return {"process": process, "seconds": 3.0, "batches": 40, "settled": settled}
+
+
+def counts(launches, syncs):
+    return {"proof": {**PROOF, "kernel": {"launches": launches, "syncs": syncs}}}
+
+
+def known(launches, syncs):
+    return {"committed": {"run": "nvidia", "launches": launches, "syncs": syncs}}
 
 
 QUIET = [[10.0, 10.0, 10.1], [10.0, 10.1, 10.0]]
@@ -114,6 +123,15 @@ CASES = {
         ({"clocks": [state(temperature_c=40), state(1, temperature_c=56)]}, "**Temperature over 80", "40 to 56 °C"),
         ({"clocks": [state(temperature_c=65), state(1, temperature_c=80)]}, "", ""),
     ],
+    "changed": [  # launches and waits: those of the record, and of the committed one
+        (counts(206, 0) | known(200, 0), "", ""),
+        (counts(211, 0) | known(200, 0), "**Launches over 5 % off the committed", "211 launches against 200 in nvidia"),
+        (counts(190, 0) | known(200, 0), "**Launches over 5 % off the committed", "190 launches against 200 in nvidia"),
+        (counts(200, 2) | known(200, 1), "**Launches over 5 % off the", "2 waits for the GPU against 1 in nvidia"),
+        (counts(200, 1) | known(200, 2), "", ""),
+        (counts(200, None) | known(200, None), "", ""),
+        (counts(400, 0), "", ""),
+    ],
     "not_settled": [
         ({"warmup": [warmup(True), warmup(False, 1)]}, "**Warm-up not settled", "1 of 2"),
         ({"warmup": [warmup(True), warmup(True, 1)]}, "", ""),
@@ -123,8 +141,9 @@ CASES = {
 
 
 def given(row="keras", blocks_ms=QUIET, clocks=(), **changes):
-    record = make(row, **changes)
-    return {**record, "blocks_ms": blocks_ms, "clocks": list(clocks)}
+    drawn = {key: changes.pop(key) for key in ("committed",) if key in changes}
+    record = make(row, processes=(), **changes) if "proof" in changes else make(row, **changes)
+    return {**record, **drawn, "blocks_ms": blocks_ms, "clocks": list(clocks)}
 
 
 @pytest.mark.parametrize(("reasons", "told"), [(None, None), ([], []), (["hardware slowdown"], ["hardware slowdown"])])
@@ -160,9 +179,9 @@ def test_row_without_figures_is_not_warned_of():
 
 
 def test_warnings_stand_under_the_table_and_in_the_headline(tmp_path):
-    hot = make(clocks=[state(temperature_c=84)], warmup=[warmup(False)])
+    hot = make(clocks=[state(temperature_c=84)], warmup=[warmup(False), warmup(True, 1)])
     text = page_of(tmp_path / "run", hot, make("keras_cudnn", clocks=[state()]))
-    for said in ("apart**: `keras` 84 °C.", "(processes)**: `keras` 1 of 1."):
+    for said in ("apart**: `keras` 84 °C.", "(processes)**: `keras` 1 of 2."):
         assert said in text and said in tables.headline(tmp_path / "run")
     assert "Clocks were not throttled." in text
 
@@ -181,3 +200,22 @@ def test_rows_whose_time_was_up_stand_in_one_line_and_have_no_mark(tmp_path):
     assert [row["row"] for row in lines_of(text, "Speed")[:3]] == ["while_loop [1]", "keras [1]", "keras_cudnn"]
     assert "Fewer processes: its time was up (ROW_BUDGET_S): `while_loop`, `keras`." in text
     assert text.count("its time was up") == 1 and "- [1] another note" in text
+
+
+def test_launches_are_compared_with_the_committed_record_of_the_same_row_and_versions(tmp_path, monkeypatch):
+    def of(launches, environment=None, **changes):
+        record = make("torch_lstm", environment={"torch": "2.13.0", **(environment or {})}, **changes)
+        record["proof"] = {**record["proof"], "kernel": {"launches": launches, "syncs": 0}}
+        return record
+
+    def told(mine, name):
+        return "torch_lstm` 300 launches against 200 in h200" in page_of(tmp_path / name, mine)
+
+    run_of(tmp_path / "results" / "h200", of(200))
+    monkeypatch.setattr("harness.report.launches.COMMITTED", tmp_path / "results")
+    assert told(of(300), "more") and not told(of(205), "same")
+    others = [{"torch": "2.14.0"}, {"gpu": "NVIDIA A100"}]
+    assert not any(told(of(300, other), str(k)) for k, other in enumerate(others)), "another version may launch others"
+    config = {"CONFIG": "large", "UNITS": 650}
+    assert not told(of(300, config=config), "units") and not told(of(300, precision="fp16"), "precision")
+    assert launches.with_known([of(200)], tmp_path / "results" / "h200")[0]["committed"] is None, "not with itself"

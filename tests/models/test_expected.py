@@ -25,7 +25,8 @@ def language_model(ptb: bool) -> dict:
 
 
 OF_TRAINING = {"losses", "gradients", "updates", "loss_sensitivity", "update_sensitivity", "gradient_step"}
-OF_TRAINING |= {"rounded_losses", "rounded_gradients", "rounded_updates"}
+OF_TRAINING |= {"rounded_losses", "rounded_gradients", "rounded_updates", "rounded_length"}
+OF_CLIPPING = {"clip_bias", "clip_targets", "clip_gradients"}
 
 
 def test_as_many_steps_as_the_proof_asks_for():
@@ -36,7 +37,7 @@ def test_as_many_steps_as_the_proof_asks_for():
 def test_language_model_has_all_that_the_proof_compares(ptb):
     found = language_model(ptb)
     of_stack = {"stack_outputs", "stack_gradients", "stack_losses"}
-    assert set(found) == {"outputs", "forward_losses"} | OF_TRAINING | of_stack
+    assert set(found) == {"outputs", "forward_losses", "setup"} | OF_TRAINING | OF_CLIPPING | of_stack
     outputs = {name: np.shape(array) for name, array in found["outputs"].items()}
     shown = (expected.SHOWN, TIME, VOCABULARY)
     assert outputs == {"loss": (), "hidden": (BATCH, TIME, UNITS), "logits": shown}
@@ -88,7 +89,7 @@ def test_classifier_has_all_that_the_proof_compares(bidirectional):
     batches = [(rng.uniform(-1, 1, (BATCH, TIME, EMBEDDING)), rng.integers(0, CLASSES, BATCH)) for _ in range(2)]
     states = canonical.zero_states(LAYERS, BATCH, UNITS, bidirectional)
     found = expected.classifier(networks.Adam(1e-2), start, states, batches)
-    assert set(found) == {"outputs", *OF_TRAINING}
+    assert set(found) == {"outputs", "clip_bias", *OF_TRAINING}
     assert set(found["outputs"]) == {"loss", "logits"}
     assert found["outputs"]["logits"].shape == (BATCH, CLASSES)
     for part in ("gradients", "updates"):
@@ -126,3 +127,39 @@ def test_a_word_beyond_the_vocabulary_is_refused_in_every_batch(place, name, wor
         ValueError, match=f"batch {len(batches) - 1}: {name} {word} given, expected {least} to 10, the vocabulary"
     ):
         expected.language_model("mean", networks.Adam(1e-2), WEIGHTS, STATES, batches, carry_states=False)
+
+
+@pytest.mark.parametrize("bound", [CLIP_NORM, 5.0])
+def test_the_other_side_of_clippings_bound_is_the_gradient_of_another_head(bound):
+    network, tokens = networks.LanguageModel("sum_over_time"), BATCHES[0][0]
+    found = expected.language_model(
+        "sum_over_time", networks.SGD(0.5, clip_norm=bound), WEIGHTS, STATES, BATCHES, carry_states=True
+    )
+    head = {"dense_0/kernel": np.zeros_like(WEIGHTS["dense_0/kernel"]), "dense_0/bias": found["clip_bias"]}
+    gradients = network.loss_and_gradients({**WEIGHTS, **head}, tokens, found["clip_targets"], STATES).gradients
+    norm, start = networks.norm_of(gradients), networks.norm_of(found["gradients"])
+    assert (norm < bound) == (start == pytest.approx(bound)) and abs(norm / bound - 1) > 0.1
+    for name, array in found["clip_gradients"].items():
+        np.testing.assert_allclose(array, gradients.pop(name) * min(1.0, bound / norm), rtol=1e-12)
+    assert not any(array.any() for array in gradients.values())
+
+
+def test_a_step_from_anywhere_is_the_trajectorys_next_one():
+    for ptb in (False, True):
+        found, model = language_model(ptb), networks.LanguageModel("sum_over_time" if ptb else "mean")
+        optimizer = networks.SGD(0.5, clip_norm=CLIP_NORM) if ptb else networks.Adam(1e-2)
+        weights, states = {name: np.array(w, np.float64) for name, w in WEIGHTS.items()}, STATES
+        result = model.loss_and_gradients(weights, *BATCHES[0], states)
+        optimizer.update(weights, result.gradients)
+        states = result.final_states if ptb else states
+        moments = None if ptb else (1, optimizer.m, optimizer.v)
+        start = {name: array.copy() for name, array in weights.items()}
+        loss, updates = expected.step(found["setup"], weights, states, BATCHES[1 % len(BATCHES)], moments, update=True)
+        assert loss == pytest.approx(found["losses"][1], rel=1e-12)
+        assert expected.step(found["setup"], weights, states, BATCHES[1 % len(BATCHES)], moments, update=False) == (
+            loss,
+            {},
+        )
+        optimizer.update(weights, model.loss_and_gradients(weights, *BATCHES[1 % len(BATCHES)], states).gradients)
+        for name, array in weights.items():
+            np.testing.assert_allclose(updates[name], array - start[name], rtol=1e-9, atol=1e-15)

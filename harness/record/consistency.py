@@ -1,0 +1,175 @@
+"""What figures of a record have to fit together, and the records of a page: found when they are read.
+
+A record may be edited, or put together of several, and be of the right keys and kinds still. Only the standard library is
+imported.
+"""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from harness.record import settings
+
+_TIMED = ("outputs", "loss", "spread")
+NEEDED = {  # by mode: the errors that its proof has (harness/measure/measurement.py)
+    "fit": ("outputs", "gradients", "update", "loss"),
+    "train": (*_TIMED, "gradients", "update"),
+    "forward": _TIMED,
+    "stack": (*_TIMED, "gradients"),
+}
+PER_SEQUENCE = {"words/s": "TIME_STEPS"}  # unit: the constant that says how many a sequence has; of others it is one
+FIRST_SPREAD_LIMIT = 0.7  # the widest there was: the first records of schema 1 kept no limit of the spread
+Contradiction = tuple[str, str, str]  # what is wrong, what was found, what was expected
+
+
+def contradictions(record: Mapping[str, Any]) -> Iterator[Contradiction]:
+    """What cannot all be true in a record of the schema's keys that says "ok"; others have no figures."""
+    if record["status"] == "ok":
+        yield from _errors(record)
+        yield from _times(record)
+        yield from _counts(record)
+        yield from _training(record) if record["mode"] == "fit" else _steps(record)
+        if record["schema"] > 1:
+            yield from _since_2(record)
+
+
+def _errors(record: Mapping) -> Iterator[Contradiction]:
+    """No error is missing that the mode needs, or over its limit; a layer that is left out errs by 1."""
+    proof, needed = record["proof"], NEEDED[record["mode"]]
+    limits = proof.get("limit") or {}
+    for name in needed:
+        if proof.get(f"{name}_err") is None:
+            yield "proof", f"a {record['mode']} record without {name}_err", f"errors of {', '.join(needed)}"
+    for name in ("outputs", "gradients", "update", "loss", "spread"):
+        error, limit = proof.get(f"{name}_err"), limits.get(name)
+        if limit is None and name == "spread" and record["schema"] == 1:
+            limit = FIRST_SPREAD_LIMIT
+        if error is None:
+            continue
+        if limit is None or not 0 < limit < 1:
+            yield "proof", f"a limit of {name} that is {limit}", "one between 0 and 1 for each error"
+        elif not 0 <= error <= limit:
+            yield "proof", f"a {name}_err of {error:g} in a record that is ok", f"at most its limit, {limit:g}"
+
+
+def _times(record: Mapping) -> Iterator[Contradiction]:
+    """Blocks, the time of a step and the throughput are of each other."""
+    step, throughput = record["step_ms"], record["throughput"]
+    every = [ms for blocks in record["blocks_ms"] for ms in blocks]
+    if not (every and step and throughput):
+        yield "throughput", "a record without blocks_ms, step_ms or throughput", "all three in a record that is ok"
+        return
+    if not {"processes", "interval"} & step.keys():  # of an earlier commit's rule; today's is held by the schema
+        figures = {"median": statistics.median(every), "min": min(every), "max": max(every)}
+        if not all(_same(step[key], figure) for key, figure in figures.items()):
+            yield "step_ms", f"a {json.dumps(step)}", f"what its blocks_ms come to, {figures}"
+    items, unit = throughput["value"] * step["median"] / 1e3, throughput["unit"]
+    known = [record.get("items_per_batch"), _items(record["config"], unit)]
+    for expected in known:
+        if expected is not None and not _same(items, expected):
+            found = f"a throughput that is {items:g} items in each {step['median']:g} ms"
+            yield "throughput", found, f"{expected:g}, the items of a batch"
+
+
+def _items(config: Mapping, unit: str) -> int | None:
+    """Items of a batch by the constants; None where they do not say it."""
+    names = ["BATCH_SIZE", *filter(None, [PER_SEQUENCE.get(unit)])]
+    counts = [config.get(name) for name in names]
+    return math.prod(counts) if all(type(count) is int for count in counts) else None
+
+
+def _counts(record: Mapping) -> Iterator[Contradiction]:
+    """Processes, blocks and warm-ups are as many as the settings say."""
+    c, blocks = record["config"], record["blocks_ms"]
+    if isinstance(c.get("PROCESSES"), int) and len(blocks) > c["PROCESSES"]:  # fewer where a row's time was up
+        yield "blocks_ms", f"a row of {len(blocks)} processes", f"at most PROCESSES={c['PROCESSES']}"
+    name = "EPOCHS" if record["mode"] == "fit" else "BLOCKS"
+    for own in blocks if isinstance(c.get(name), int) else []:
+        if len(own) != c[name]:
+            yield "blocks_ms", f"a process of {len(own)} blocks", f"{name}={c[name]} in each"
+    warmups = [warmup["process"] for warmup in record.get("warmup", [])]
+    if warmups and warmups != list(range(len(blocks))):
+        yield "warmup", f"a list of processes {warmups}", f"one of each of {len(blocks)} processes"
+    processes = {state["process"] for state in record["clocks"] if isinstance(state.get("process"), int)}
+    if processes - set(range(len(blocks))):
+        yield "clocks", f"a list of processes {sorted(processes)}", f"those of {len(blocks)} processes"
+
+
+def _steps(record: Mapping) -> Iterator[Contradiction]:
+    """Steps that were timed have nothing of a whole training."""
+    for key in ("fit_s", "epoch_s", "accuracy", "perplexity"):
+        if record.get(key):
+            yield key, f"a {record['mode']} record with {key}", "it in a record of a whole training alone"
+
+
+def _training(record: Mapping) -> Iterator[Contradiction]:
+    """The epochs of a whole training are as many as its losses, and no longer than all of it."""
+    epochs, blocks = record.get("epoch_s") or [], (record["blocks_ms"] or [[]])[0]
+    if not len(epochs) == len(blocks) == len(record["losses"]):
+        found = f"a training of {len(epochs)} epochs, {len(blocks)} blocks and {len(record['losses'])} losses"
+        yield "epoch_s", found, "as many of each"
+        return
+    batches = [1e3 * seconds / ms for seconds, ms in zip(epochs, blocks, strict=True)]
+    if not all(_same(count, round(batches[0]), 1e-6) for count in batches):
+        yield "epoch_s", f"a training of {batches[0]:g} batches in an epoch", "one whole number: epoch_s over blocks_ms"
+    if not isinstance(record.get("fit_s"), int | float) or record["fit_s"] < sum(epochs) * (1 - 1e-9):
+        yield "fit_s", f"a training of {record.get('fit_s')} s", f"at least that of its epochs, {sum(epochs):g} s"
+    found = [(record.get(key) or {}).values() for key in ("accuracy", "perplexity")]
+    accuracy, perplexity = ([figure for figure in own if figure is not None] for own in found)
+    if not accuracy and not perplexity:
+        yield "accuracy", "a training without accuracy or perplexity", "what it came to"
+    if not all(0 <= figure <= 1 for figure in accuracy):
+        yield "accuracy", f"a list of {accuracy}", "shares between 0 and 1"
+    if not all(figure >= 1 for figure in perplexity):
+        yield "perplexity", f"a list of {perplexity}", "figures of at least 1"
+
+
+def _since_2(record: Mapping) -> Iterator[Contradiction]:
+    """What records of schema 1 did not have, or not all."""
+    kernel = record["proof"].get("kernel") or {}
+    if not _whole(kernel.get("launches"), least=1):
+        yield "proof", f"a kernel with launches {kernel.get('launches')}", "how many were launched in what was profiled"
+    if (kernel.get("syncs") is None) != (record["device"] == "cpu") or not _whole(kernel.get("syncs") or 0):
+        yield (
+            "proof",
+            f"a kernel with syncs {kernel.get('syncs')}",
+            "how often the host waited for a GPU; null on a CPU",
+        )
+    if not record.get("items_per_batch"):
+        yield "items_per_batch", "a record without it", "the items of a batch"
+
+
+def _whole(value: Any, least: int = 0) -> bool:
+    return type(value) is int and value >= least
+
+
+def _same(found: float, expected: float, tolerance: float = 1e-9) -> bool:
+    return math.isclose(found, expected, rel_tol=tolerance)
+
+
+def other_settings(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping, Contradiction]]:
+    """(record, what is wrong) of those whose settings are not those of most others beside them in the tables of a page.
+
+    Of two settings that are as common that of the later records counts. What changes the timing alone may differ, and so may
+    what an earlier commit did not record.
+    """
+    pages: dict[tuple, list[Mapping]] = {}
+    for record in records:
+        if record["status"] == "ok":
+            key = record["benchmark"], record["config"]["CONFIG"], record["device"], record["precision"]
+            pages.setdefault(key, []).append(record)
+    for page in pages.values():
+        page.sort(key=lambda record: str(record["environment"].get("date", "")), reverse=True)
+        chosen = [settings.of(record["config"], settings.Changes.RESULT) for record in page]
+        wrong = set()
+        for name in dict.fromkeys(name for constants in chosen for name in constants):
+            values = [json.dumps(own[name]) if name in own else None for own in chosen]
+            [(most, times)] = Counter(filter(None, values)).most_common(1)
+            for number, value in enumerate(values):
+                if value not in (None, most) and number not in wrong:
+                    wrong.add(number)
+                    found = f"a {name} of {value:.40} beside {times} records of {most:.40}"
+                    yield page[number], ("config", found, "one configuration in a table")
