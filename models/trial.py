@@ -228,7 +228,7 @@ class LanguageModelTrial:
             self._set_learning_rate(rate)
             self.start_from(start, None)
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
         return ""
 
@@ -446,7 +446,7 @@ class ClassifierTrial:
         finally:
             self._set_rates(self.rates)
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """How the timed step differs from the one that the proof ran; "" where they are one callable."""
         return ""
 

@@ -111,7 +111,7 @@ def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runt
         proof.outputs(trial.outputs(), reference["outputs"])
     if mode == "train":
         proof.training(trial, reference)
-        proof.callable(trial.unproven())
+        proof.callable(trial.graph_mismatch())
     elif mode == "forward":
         proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), reference["forward_losses"])
     kernel = kernel.of_mode(mode, trial)
@@ -171,5 +171,5 @@ def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> 
     profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
     proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, BATCH))
     proof.what_ran(profile, kernel.of_mode("fit", trial), runtime.device)
-    proof.callable(trial.unproven())
+    proof.callable(trial.graph_mismatch())
     return proof

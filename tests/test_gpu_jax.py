@@ -44,7 +44,7 @@ def test_loop_is_seen_where_there_are_more_steps_than_one_iteration_has(monkeypa
     runtime = jax_cases.make_runtime("gpu", "fp32")
     monkeypatch.setitem(stacks.UNROLL, "gpu", 2)
     trial, reference = jax_cases.language_model("jax_scan", "fp32"), cases.language_model_reference()
-    kernel = jax_cases.kernel_of("jax_scan", "cpu")  # the evidence of loops
+    kernel = jax_cases.kernel_of("jax_scan", "cpu")  # the expected ops of loops
     for mode in ("train", "forward", "stack"):
         proof = cases.prove(trial, mode, "fp32", reference, kernel, runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"

@@ -46,11 +46,11 @@ class Measurement:
     """
 
     def __init__(
-        self, job: Mapping[str, Any], data: Any, evidence: Mapping[str, Any], framework: str = "tensorflow"
+        self, job: Mapping[str, Any], data: Any, expected_ops: Mapping[str, Any], framework: str = "tensorflow"
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
         self._holds_more = self.device in HELD_ON
-        self.data, self.kernel = data, Kernel(**evidence)
+        self.data, self.kernel = data, Kernel(**expected_ops)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         self.runtime = runtimes.make(framework, self.device, self.precision, machine.physical_cores())
@@ -112,7 +112,7 @@ class Measurement:
             proof.outputs(trial.outputs(), self.reference["outputs"])
         if mode == "train":
             proof.training(trial, self.reference)
-            proof.callable(trial.unproven())
+            proof.callable(trial.graph_mismatch())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
         kernel = self.kernel.of_mode(mode, trial)
@@ -230,7 +230,7 @@ class Measurement:
         proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
         proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
         self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
-        proof.callable(trial.unproven())
+        proof.callable(trial.graph_mismatch())
         if self._holds_more and not self.process and not proof.failures:
             proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}

@@ -9,7 +9,7 @@ states, on the same bytes:
     losses      of the timed steps, block by block, against the reference's   |a − b| / |b| per step
     kernel      what the profiler saw run
     host        what a timed step brought to the host: nothing, so that it does not wait for the device (a peer's call of cuDNN
-                the lengths of its sequences, where its evidence says so); `fit` may bring back what it was handed
+                the lengths of its sequences, where its expected ops say so); `fit` may bring back what it was handed
     clock       how long the device went on after the clock of a block had stopped, and whether a thread of Python did
     clipping    a step on each side of the bound of the gradients' norm        length along the reference's
 
@@ -95,8 +95,8 @@ WIDEST = 0.5  # limit of gradients and updates: a layer that is left out errs by
 class Trial(Protocol):
     """What a row has to show. `outputs` and `train_steps` run the very callables that are timed.
 
-    Where a step of the proof cannot be the timed callable itself, `unproven` has to find the two alike. A trial whose steps run
-    inside `fit` has `timed_steps(count)` too: `train_steps` with dropout, by the very function that is timed.
+    Where a step of the proof cannot be the timed callable itself, `graph_mismatch` has to find the two alike. A trial whose
+    steps run inside `fit` has `timed_steps(count)` too: `train_steps` with dropout, by the very function that is timed.
     """
 
     def restore(self) -> None:
@@ -128,7 +128,7 @@ class Trial(Protocol):
     def stack_results(self, number: int = 0) -> Mapping[str, np.ndarray]:
         """Of the stack alone, on one of its batches: "hidden", and the gradients by "inputs" and its weights."""
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """How the timed callable differs from the one that the proof ran; "" where it does not."""
 
 
@@ -381,10 +381,10 @@ class Proof:
                 proof, f"{what} is {length:.3g} times as long as the reference's, limit 1 ± {limit:.2g}"
             )
 
-    def callable(self, unproven: str) -> None:
-        """Fail where the timed callable is not the proven one, and `unproven` says how it differs."""
-        if unproven:
-            self.failures.setdefault("callable", unproven)
+    def callable(self, mismatch: str) -> None:
+        """Fail where the timed callable is not the proven one, and `mismatch` says how it differs."""
+        if mismatch:
+            self.failures.setdefault("callable", mismatch)
 
     def whole_training(self, differs: str) -> None:
         """Fail where a whole training is not the configured one, and `differs` says how (harness.measure.fits)."""
@@ -451,7 +451,7 @@ class Proof:
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
-        lengths_bytes: what the row's evidence allows besides (Kernel.calls_copying_lengths).
+        lengths_bytes: what the row's expected ops allow besides (Kernel.calls_copying_lengths).
         """
         if isinstance(loss, float | np.generic | np.ndarray):
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")

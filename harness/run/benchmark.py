@@ -196,8 +196,8 @@ class Parent:
             elif others := resume.of_other_machines(out, self.device):
                 kept = f"{len(others)} records of other rows are another machine's and stay as they are"
                 print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)
-        if told := bf16.settle():
-            print(told, file=sys.stderr)
+        if warning := bf16.settle():
+            print(warning, file=sys.stderr)
         with records.open_run(out) as run:
             self.out = run.path
             try:

@@ -107,13 +107,13 @@ def run_child(
 
 def _wait(child: subprocess.Popen, limit_s: float, progress: Path, watch: Callable[[Sequence[dict]], None]) -> int:
     """The child's exit status; subprocess.TimeoutExpired where it has made no progress for limit_s."""
-    told, deadline = b"", time.monotonic() + limit_s
+    reported, deadline = b"", time.monotonic() + limit_s
     while True:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(timeout=max(0.0, min(WATCH_S, deadline - time.monotonic())))
-        if progress.exists() and (content := progress.read_bytes()) != told:
-            told, deadline = content, time.monotonic() + limit_s
+        if progress.exists() and (content := progress.read_bytes()) != reported:
+            reported, deadline = content, time.monotonic() + limit_s
             watch(json.loads(content))
         if status is not None:
             return status
@@ -183,8 +183,8 @@ def _end(child: subprocess.Popen, others: set) -> None:
         psutil.wait_procs(family, timeout=max(0.0, min(5.0, left)))
         if left <= 0:
             pids = ", ".join(str(process.pid) for process in family)
-            told = f"killed, and still there after {KILL_LIMIT_S:g} s (a hung driver?): process {pids}"
-            print(f"warning: {told}", file=sys.stderr)
+            problem = f"killed, and still there after {KILL_LIMIT_S:g} s (a hung driver?): process {pids}"
+            print(f"warning: {problem}", file=sys.stderr)
             return
 
 

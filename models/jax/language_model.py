@@ -103,7 +103,7 @@ class JaxLanguageModel(trial.LanguageModelTrial):
         self.slots = self.optimizer.slots(self.parameters)
         self.states = self.initial_states
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """Why the timed step may be another than the proven one: it was traced more than once; "" where it was not."""
         return "" if self._traces == 1 else f"the training step was traced {self._traces} times, expected once"
 

@@ -194,7 +194,7 @@ class ClassifierTrial:
     """A compiled model as the proof needs it: the same `predict` and `fit` functions that are timed, on batches of proof.
 
     The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
-    same code with the rate 0, and `unproven` compares them node by node with those that are timed.
+    same code with the rate 0, and `graph_mismatch` compares them node by node with those that are timed.
 
     A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program, which is told how many there
     are. So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
@@ -293,7 +293,7 @@ class ClassifierTrial:
         """The same by the very function that is timed afterwards, with dropout."""
         return self._fit(count, self._stack_rate)
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """How the timed step differs from the one that the proof ran, but for cuDNN's dropout rate; "" where it does not.
 
         Both have to have run. Without cuDNN the masks of a stack are ops of its graph; no row is such a model.

@@ -279,7 +279,7 @@ class JaxKerasLanguageModel(KerasLanguageModel):
         d_inputs, gradients = pull(gradient)
         return ops.mean(ops.square(ops.cast(outputs, self.wide))), outputs, [d_inputs, *gradients]
 
-    def unproven(self):
+    def graph_mismatch(self):
         return "" if self._traces == 1 else f"the training step was traced {self._traces} times, expected once"
 
     def set_dropout_rate(self, rate):

@@ -266,7 +266,7 @@ class CapturedClassifier(TorchClassifier):
     A training graph gathers the batch, and holds the forward and backward pass, unscaling, the optimizer and the sums of
     loss and correct labels. Before each replay the batch's sequence numbers are copied into it, and the step's rate. As in
     models.pytorch.language_model.CapturedLanguageModel, a rate of cuDNN's own dropout is baked in: the proof's steps replay a
-    second graph of the same code, and `unproven` compares the ops of the two.
+    second graph of the same code, and `graph_mismatch` compares the ops of the two.
 
     Args:
         record: as in models.pytorch.graph.captured.
@@ -309,7 +309,7 @@ class CapturedClassifier(TorchClassifier):
         replay()
         return written
 
-    def unproven(self):
+    def graph_mismatch(self):
         if not (self.stack.own_dropout and self.rates[0]):
             return ""
         step = functools.partial(self._train_step, torch.arange(self.batch_size, device=self.device))

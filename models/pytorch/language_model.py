@@ -263,7 +263,7 @@ class CapturedLanguageModel(TorchLanguageModel):
     alone, since a graph knows them by address.
 
     Where the stack's dropout is cuDNN's, its rate is baked into the graph. The proof's steps then replay a second graph,
-    captured from the same code, and `unproven` compares the ops of the two.
+    captured from the same code, and `graph_mismatch` compares the ops of the two.
 
     Args:
         record: as in models.pytorch.graph.captured.
@@ -334,7 +334,7 @@ class CapturedLanguageModel(TorchLanguageModel):
     def _restore_states(self):
         torch._foreach_copy_(list(self.states), list(self.initial_states))
 
-    def unproven(self):
+    def graph_mismatch(self):
         if not (self.stack.own_dropout and self.has_dropout):
             return ""
         step = functools.partial(self._train_into, *self.batches[0])

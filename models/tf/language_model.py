@@ -31,7 +31,7 @@ class LanguageModel(trial.LanguageModelTrial):
     A time-major stack makes the whole network time-major: its batches are staged as [time, batch].
 
     Where the stack draws its own dropout masks (`own_dropout`), the rate is baked into the graph: the steps of the proof then
-    run a second graph of the same code, and `unproven` compares the two node by node.
+    run a second graph of the same code, and `graph_mismatch` compares the two node by node.
 
     Args:
         stack: the LSTM stack; its dtype is the compute dtype of the whole network.
@@ -158,7 +158,7 @@ class LanguageModel(trial.LanguageModelTrial):
         finally:
             self._train = timed
 
-    def unproven(self) -> str:
+    def graph_mismatch(self) -> str:
         """How the timed step differs from the one that the proof ran, but for cuDNN's dropout rate; "" where it does not.
 
         Without cuDNN the masks of a stack are ops of its graph; such a stack is no row's, and not looked at here.

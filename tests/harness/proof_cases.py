@@ -129,7 +129,7 @@ class FakeRow:
     def stack_results(self, number=0):
         return {name: array + number for name, array in self.alone.items()} if self.anew else self.alone
 
-    def unproven(self):
+    def graph_mismatch(self):
         return self.difference
 
     def weights(self):
@@ -144,7 +144,7 @@ def prove(row: FakeRow, precision: str = "fp32", made: Callable[[str], Proof] = 
     proof.losses("the forward passes", row.forward, REFERENCE["forward_losses"])
     proof.stack(row, row.alone_losses, REFERENCE)
     proof.training(row, row.reference)
-    proof.callable(row.unproven())
+    proof.callable(row.graph_mismatch())
     proof.whole_training(row.differs)
     proof.dropout(row.masks)
     proof.clock(row.lag_s, row.lag_limit_s, row.at_work)
@@ -467,7 +467,7 @@ def complaints(made: Callable[[str], Proof] = Proof) -> list[str]:
 
 
 def complaints_of_modes(made: type[Kernel] = Kernel) -> list[str]:
-    """What is wrong with the evidence that each mode asks for."""
+    """What is wrong with the expected ops that each mode asks for."""
     kernel = made(**KERNEL._replace(rest_ops={"Softmax": 1})._asdict())
     plain, fused = SimpleNamespace(), SimpleNamespace(softmax_kernel="softmax_cross_entropy")
     alone = kernel._replace(rest_ops={}, rest_kernels="")

@@ -92,16 +92,16 @@ def reference_path(tmp_path_factory):
 
 @pytest.fixture
 def parts_of(reference_path, monkeypatch, tensorflow_runtime):
-    """Callable: (trial of tests.cases' size, framework, evidence) → the parts of its modes, from a row's way."""
+    """Callable: (trial of tests.cases' size, framework, expected_ops) → the parts of its modes, from a row's way."""
 
-    def run(trial, framework: str, evidence: dict, modes=("forward", "train")) -> dict[str, dict]:
+    def run(trial, framework: str, expected_ops: dict, modes=("forward", "train")) -> dict[str, dict]:
         made = {"torch": torch_cases.make_runtime, "jax": jax_cases.make_runtime, "tensorflow": cases.make_runtime}
         monkeypatch.setattr(runtimes, "make", lambda *_: made[framework]("cpu", "fp32"))
         job = {
             "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": reference_path,
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
-        row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence, framework)
+        row_process = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, framework)
         return row_process.steps(trial, dict.fromkeys(modes, 1), cases.BATCH, "sequences/s")
 
     return run
@@ -135,14 +135,14 @@ def jax_trial():
 TRIALS = {"tensorflow": tensorflow_trial, "torch": torch_trial, "jax": jax_trial}
 
 
-def evidence_of(made) -> dict:
+def expected_ops_of(made) -> dict:
     return made.expected_ops(cases.LAYERS, cases.STEPS, "cpu")
 
 
 @pytest.mark.parametrize("framework", TRIALS)
 def test_row_as_it_is_reads_nothing_and_leaves_nothing_running(parts_of, framework):
     trial, made = TRIALS[framework]()
-    for part in parts_of(trial, framework, evidence_of(made), ("forward", "train", "stack")).values():
+    for part in parts_of(trial, framework, expected_ops_of(made), ("forward", "train", "stack")).values():
         assert failed(part) == set()
 
 
@@ -152,7 +152,7 @@ def test_scripted_lstm_that_never_updates_its_state_is_failed(parts_of, monkeypa
 
     monkeypatch.setattr(ScriptedPrimitiveStack, "unrolled", ForgetfulLSTM)
     trial, made = torch_trial("torch_jit")
-    parts = parts_of(trial, "torch", evidence_of(made))
+    parts = parts_of(trial, "torch", expected_ops_of(made))
     assert failed(parts["forward"]) == {"outputs", "loss"}
     assert failed(parts["train"]) == {"outputs", "loss", "gradients", "update"}
 
@@ -205,7 +205,7 @@ def test_clock_that_stops_before_the_device_does_is_failed(parts_of, monkeypatch
         return profile(self, lambda: (function(), queue.wait()))
 
     monkeypatch.setattr(runtime, "profile", waiting)
-    part = parts_of(queue, "tensorflow", evidence_of(made), ["forward"])["forward"]
+    part = parts_of(queue, "tensorflow", expected_ops_of(made), ["forward"])["forward"]
     assert failed(part) == (set() if waits else {"clock"})
 
 
@@ -247,7 +247,7 @@ def hidden_to_host(trial, framework: str):
 def test_step_that_brings_its_logits_to_the_host_is_failed(parts_of, framework):
     trial, made = TRIALS[framework]()
     hidden_to_host(trial, framework)
-    parts = parts_of(trial, framework, evidence_of(made))
+    parts = parts_of(trial, framework, expected_ops_of(made))
     assert failed(parts["forward"]) == set() and failed(parts["train"]) == {"host"}
     assert "host: a step reads a tensor to the host" in parts["train"]["reason"]
 
@@ -262,7 +262,7 @@ def test_step_that_looks_for_a_nan_on_the_host_is_failed(parts_of, framework):
         return None if bool(loss != loss) else loss
 
     trial.forward = looking
-    part = parts_of(trial, framework, evidence_of(made), ["forward"])["forward"]
+    part = parts_of(trial, framework, expected_ops_of(made), ["forward"])["forward"]
     assert failed(part) == ({"host", "kernel"} if framework == "jax" else {"host"}), (
         "JAX compares in a program of its own"
     )
@@ -279,7 +279,7 @@ def test_step_that_returns_its_loss_as_a_number_is_failed(parts_of, way):
     model.forward_losses = lambda count: np.array(
         [float(step(model.batches[k % len(model.batches)])) for k in range(count)]
     )
-    assert failed(parts_of(model, "tensorflow", evidence_of(made), ["forward"])["forward"]) == {"host"}
+    assert failed(parts_of(model, "tensorflow", expected_ops_of(made), ["forward"])["forward"]) == {"host"}
 
 
 @pytest.mark.parametrize(("copied", "fails"), [(0, False), (TO_HOST_LIMIT, False), (TO_HOST_LIMIT + 1, True)])
@@ -308,9 +308,9 @@ def test_words_numbered_from_one_are_failed(parts_of, framework):
     trial.batches = [(tokens + 1, targets) for tokens, targets in trial.batches]
     if framework == "tensorflow":
         with pytest.raises(Exception, match=rf"= {cases.VOCABULARY} is not in \[0, {cases.VOCABULARY}\)"):
-            parts_of(trial, framework, evidence_of(made))
+            parts_of(trial, framework, expected_ops_of(made))
     else:
-        parts = parts_of(trial, framework, evidence_of(made))
+        parts = parts_of(trial, framework, expected_ops_of(made))
         assert failed(parts["forward"]) >= {"outputs", "loss"}
         assert failed(parts["train"]) >= {"outputs", "loss", "gradients", "update"}
 
@@ -331,7 +331,7 @@ def test_loss_that_turns_nan_in_the_timed_steps_is_failed(parts_of):
         return step(batch) * (np.nan if done[0] > cases.BATCHES else 1.0)
 
     model.restore, model.train = forget, failing
-    part = parts_of(model, "tensorflow", evidence_of(made))["train"]
+    part = parts_of(model, "tensorflow", expected_ops_of(made))["train"]
     assert (
         failed(part) == {"loss", "spread"}
         and f"NaN or infinite loss at step {cases.BATCHES + 1} of timed" in part["reason"]

@@ -36,8 +36,8 @@ def measured(monkeypatch):
     monkeypatch.setattr(machine, "gpu_state", lambda: happened.append("state") or {"sm_mhz": 1980, "gpu_processes": 1})
     monkeypatch.setattr(machine, "gpu_memory_used", lambda: 9)
     job = dict(device="gpu", precision="tf32", process=1, matmul_flops=None, reference="", protocol=PROTOCOL)
-    evidence = dict(ops={}, kernels="")
-    row = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
+    expected_ops = dict(ops={}, kernels="")
+    row = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops)
     trial = SimpleNamespace(
         forward=lambda batch: happened.append("step") or 1.0,
         batches=["a", "b"],

@@ -20,7 +20,7 @@ from tests.harness import mutants
 from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
 
 SOURCE = Path(measurement.__file__)
-EVIDENCE = {"ops": {r"_?\w*MatMul": 4}, "rest_ops": {"Softmax": 1}}  # a stack alone has no softmax
+EXPECTED_OPS = {"ops": {r"_?\w*MatMul": 4}, "rest_ops": {"Softmax": 1}}  # a stack alone has no softmax
 WITHOUT_SOFTMAX = {"ops": {"MatMul": 5}, "kernels": {}}
 
 
@@ -194,13 +194,13 @@ def parts(tmp_path, monkeypatch):
                      "BATCH_SIZE": BATCH_SIZE},
     }  # fmt: skip
 
-    def run(module, way: str, plant, **evidence) -> dict[str, dict]:
+    def run(module, way: str, plant, **expected_ops) -> dict[str, dict]:
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
         for check in (name for name in vars(fits) if name.startswith("differs_in_")):
             monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
-        row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EVIDENCE, **evidence})
+        row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EXPECTED_OPS, **expected_ops})
         if trial.reference is not REFERENCE:  # of another case
             row_process.reference = trial.reference
         if way == "steps":

@@ -84,8 +84,8 @@ def part_of(paths, monkeypatch, tensorflow_runtime):
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": paths[workload],
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": BLOCK, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
-        evidence = rows.LANGUAGE_MODEL[row].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
-        made = measurement.Measurement(job, SimpleNamespace(facts={}), evidence, framework)
+        expected_ops = rows.LANGUAGE_MODEL[row].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
+        made = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, framework)
         return made.steps(trial, {mode: 1}, BATCH_SIZE, "sequences/s")[mode]
 
     return run

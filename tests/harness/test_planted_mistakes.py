@@ -47,8 +47,8 @@ def measure(tensorflow_runtime, reference_path):
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": reference_path,
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
         }  # fmt: skip
-        evidence = made.expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
-        row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence)
+        expected_ops = made.expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
+        row_process = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops)
         return row_process.steps(model, MODES, BATCH_SIZE, "sequences/s")
 
     yield run

@@ -41,7 +41,7 @@ def prove(tensorflow_runtime, reference):
         proof.training(trial, reference)
         trial.timed_steps(1)
         profile = tensorflow_runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
-        proof.what_ran(profile, Kernel(**evidence_of(row)), "cpu")
+        proof.what_ran(profile, Kernel(**expected_ops_of(row)), "cpu")
         return proof.record()
 
     return run
@@ -63,7 +63,7 @@ def trial_of(row: str, *, optimizer=None, precision: str = "fp32", dropout: floa
     return ClassifierTrial(model, WEIGHTS, INPUTS, LABELS, BATCH_SIZE)
 
 
-def evidence_of(row: str) -> dict:
+def expected_ops_of(row: str) -> dict:
     return rows.FIT_TENSORFLOW[row].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
 
 
@@ -74,7 +74,7 @@ def test_unmodified_fit_is_proven_under_its_own_name_alone(prove, row):
     record = prove(trial, row)
     assert record["ok"], record["reason"]
     assert all(record[f"{name}_err"] > 0 for name in ("outputs", "gradients", "update", "loss"))
-    others = [named for named in rows.FIT_TENSORFLOW if evidence_of(named) != evidence_of(row)]
+    others = [named for named in rows.FIT_TENSORFLOW if expected_ops_of(named) != expected_ops_of(row)]
     assert {"keras": "keras_cudnn", "keras_default": "keras_xla"}.get(row, "keras") in others
     for named in others:
         assert prove(trial, named)["failed"] == ["kernel"], f"{row} passes as {named}"
@@ -186,7 +186,7 @@ def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(
     references.save_reference(path, reference)
     job = {"device": "cpu", "precision": "fp32", "process": 0, "protocol": {}, "matmul_flops": None, "reference": path}
     trial = trial_of("keras")
-    row_process = measurement.Measurement(job, SimpleNamespace(facts={}), evidence_of("keras"))
+    row_process = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops_of("keras"))
 
     def train(clock, plan):
         trial.load(plan.start)

@@ -1,4 +1,4 @@
-"""What TensorFlow's functions are made of, counted from their definitions: the evidence of rows that XLA compiles."""
+"""What TensorFlow's functions are made of, counted from their definitions: the expected ops of rows that XLA compiles."""
 
 import numpy as np
 import pytest

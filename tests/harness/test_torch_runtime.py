@@ -242,7 +242,7 @@ class Products:
     def weights(self):
         return {"kernel": self.kernel.detach().numpy().copy()}
 
-    def unproven(self):
+    def graph_mismatch(self):
         return ""
 
 
@@ -281,8 +281,8 @@ def test_row_of_pytorch_is_proven_timed_and_recorded_in_its_own_framework(refere
         "device": "cpu", "precision": "fp32", "process": 1, "matmul_flops": 1e9, "reference": reference_path,
         "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
     }  # fmt: skip
-    evidence = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}
-    row = measurement.Measurement(job, SimpleNamespace(facts={}), evidence, "torch")
+    expected_ops = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}
+    row = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, "torch")
     assert row.runtime.name == "torch"
     parts = row.steps(Products(learns), {"forward": 1, "train": 3}, BATCH, "sequences/s")
     assert parts["forward"]["status"] == "ok", parts["forward"]["reason"]

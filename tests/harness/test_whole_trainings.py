@@ -52,8 +52,8 @@ def made(tensorflow_runtime, tmp_path_factory):
                "protocol": {"BATCH_SIZE": BATCH}}  # fmt: skip
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(runtimes, "make", lambda framework, *_: runtime(framework))
-            evidence = row.expected_ops(LAYERS, TIME, "cpu", 3 if name == "classifier" else 1)
-            return measurement.Measurement(job, SimpleNamespace(facts={}), evidence, row.framework)
+            expected_ops = row.expected_ops(LAYERS, TIME, "cpu", 3 if name == "classifier" else 1)
+            return measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, row.framework)
 
     yield SimpleNamespace(measured=measured, classifier=functools.cache(classifier), language=functools.cache(language))
     monkeypatch.undo()
@@ -285,9 +285,9 @@ def test_half_of_each_batch_is_failed(made):
     """Once the proof of the step is over, whose gradients show it too."""
 
     def plant(patched, trial):
-        step, unproven = trial._train, trial.unproven
+        step, graph_mismatch = trial._train, trial.graph_mismatch
         halve = lambda: patched.setattr(trial, "_train", lambda index: step(index[: BATCH // 2]))  # noqa: E731
-        patched.setattr(trial, "unproven", lambda: halve() or unproven())
+        patched.setattr(trial, "graph_mismatch", lambda: halve() or graph_mismatch())
 
     failed(fitted(made, "torch_lstm", plant), "did not train on every sequence")
 

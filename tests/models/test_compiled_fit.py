@@ -291,7 +291,7 @@ def test_row_trains_like_the_wavefront_row():
     assert isinstance(trial.model, CompiledLoop) and type(trial.model).__base__ is keras.Sequential
 
 
-def test_evidence_refuses_steps_that_did_not_run_in_one_call(tensorflow_runtime):
+def test_expected_ops_refuse_steps_that_did_not_run_in_one_call(tensorflow_runtime):
     """Three steps in two calls of a program of two; that one call passes is what tests/models/test_classifier.py shows."""
     kernel = Kernel(**rows.FIT_TENSORFLOW["wavefront_loop"].expected_ops(2, cases.STEPS, "cpu", UPDATE_STEPS))
     trial = cases.classifier("wavefront_loop", "fp32")

@@ -163,7 +163,7 @@ def test_timed_graph_differs_from_the_proven_one_in_cudnns_dropout_alone(network
     graph = model._train.get_concrete_function(*model.batches[0], model.states).graph
     rates = [op.get_attr("dropout") for op in graph.get_operations() if op.type == "CudnnRNNV3"]
     assert rates == [0.5] and sum(op.type == "RandomUniform" for op in graph.get_operations()) == 2
-    assert (model.unproven() == "") == alike
+    assert (model.graph_mismatch() == "") == alike
 
 
 def test_held_bias_costs_no_copy_between_host_and_device(monkeypatch):

@@ -135,7 +135,7 @@ def test_a_step_overwrites_the_weights_it_is_given():
 def test_dropout_rate_is_an_argument_of_the_one_program():
     model = model_of(keep_prob=0.5)
     model.train_steps(1), model.train(model.batches[0])
-    assert model._train._cache_size() == 1 and model.unproven() == ""
+    assert model._train._cache_size() == 1 and model.graph_mismatch() == ""
     with model.without_dropout():
         assert float(model._rates[1]) == 0.0
     assert float(model._rates[1]) == 0.5
@@ -146,7 +146,7 @@ def test_a_step_that_is_traced_again_is_not_the_proven_one():
     model = model_of()
     model.train_steps(1)
     model.train(model.stage(*(ids[:, :-1] for ids in BATCHES[0])))
-    assert "traced 2 times" in model.unproven()
+    assert "traced 2 times" in model.graph_mismatch()
 
 
 def test_model_without_dropout_draws_no_numbers():

@@ -161,12 +161,16 @@ def test_captured_step_with_the_librarys_own_dropout_is_another_graph_at_another
     assert set(model._graphs) == {("train", 0.5)}
     model.train_steps(1)
     assert set(model._graphs) == {("train", 0.0)}, "one at a time, since each keeps its memory"
-    assert model.unproven()  # on a CPU the stack's dropout is ops, which the proven step does not have
+    assert model.graph_mismatch()  # on a CPU the stack's dropout is ops, which the proven step does not have
     assert_same(model.weights(), WEIGHTS)
-    assert model_of(row="captured").unproven() == model_of(row="captured cells", keep_prob=0.5).unproven() == ""
+    assert (
+        model_of(row="captured").graph_mismatch()
+        == model_of(row="captured cells", keep_prob=0.5).graph_mismatch()
+        == ""
+    )
 
 
-def test_unproven_step_is_told_by_its_first_other_op():
+def test_graph_mismatch_names_the_first_other_op():
     from models.pytorch.difference import ops_of, step_difference
 
     x = torch.ones(3)
