@@ -1,7 +1,7 @@
 """The one place that reads the clock.
 
 Seed protocol: 60 batches, the first 10 are warm-up, 50 are timed; the clock stops after a device sync. A block is 50 batches, or
-the multiple of 50 that fills MIN_BLOCK_S; where one batch takes over SLOW_BATCH_S, a block is SLOW_BLOCK batches.
+the multiple of 50 that fills MIN_BLOCK_S; of slow batches it has fewer: SLOW.
 
 The warm-up is made of small blocks, called windows: one batch, then as many as fill WINDOW_S, then each a quarter longer than the
 last, so that what is noise and not warming up averages out. It is over when the last three windows are within 2 % of each other
@@ -19,8 +19,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-SLOW_BATCH_S = 0.1
-SLOW_BLOCK = 5  # batches per block where one batch takes over SLOW_BATCH_S
+SLOW = {0.1: 5, 0.05: 10, 0.02: 20}  # s that one batch takes at the least: batches per block then
 WINDOW_S = 0.05  # of the warm-up's second window
 WINDOW_GROWTH = 1.25
 SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch
@@ -171,10 +170,15 @@ def _multiple(count: int, of: int) -> int:
 
 def block_size(batch_s: float, timed_batches: int, min_block_s: float) -> int:
     """Batches in a block, from the seconds that one batch takes."""
-    if batch_s > SLOW_BATCH_S:
-        return min(SLOW_BLOCK, timed_batches)
+    if (slow := slow_from(batch_s)) is not None:
+        return min(SLOW[slow], timed_batches)
     blocks_to_fill = min_block_s / max(batch_s * timed_batches, 1e-9)
     return timed_batches * max(1, -int(-blocks_to_fill // 1))
+
+
+def slow_from(batch_s: float) -> float | None:
+    """The largest of the times in SLOW that a batch of `batch_s` takes longer than; None for a batch that is not slow."""
+    return next((least for least in SLOW if batch_s > least), None)
 
 
 def run_for(seconds: float, step: Callable[[Any], Any], batches: Sequence[Any], sync: Callable[[], None]) -> int:

@@ -1,6 +1,7 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,14 @@ CURVE_NOTE = (
 CURVES = {"train": "losses", "forward": "forward_losses", "stack": "stack_losses"}  # of the reference, by mode
 
 
+def digest(weights: Mapping[str, np.ndarray]) -> str:
+    """Of weights in the canonical form: the same for the same numbers."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
+    return found.hexdigest()[:16]
+
+
 def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
     """(what is timed, the batches that it is timed on) of a trial in one mode; it returns its loss, a device scalar."""
     if mode == "stack":
@@ -42,14 +51,24 @@ class Measurement:
         data: what the benchmark's `load` returned.
         reference: {"outputs": {name: array}, "losses": [n], "gradients": {…}, "updates": {…}, "forward_losses": [n]}.
         device, precision: of this row.
-        process: number of this process among the row's, from 0.
+        process: number of this process among the row's, from 0. The first one is held to the whole reference; the others time the
+            same weights by the same ops and kernels, and are held to the reference's losses.
+
+    Args:
+        turn: a context that is entered for what is timed: other processes of the run wait while it lasts.
     """
 
     def __init__(
-        self, job: Mapping[str, Any], data: Any, expected_ops: Mapping[str, Any], framework: str = "tensorflow"
+        self,
+        job: Mapping[str, Any],
+        data: Any,
+        expected_ops: Mapping[str, Any],
+        framework: str = "tensorflow",
+        turn: contextlib.AbstractContextManager | None = None,
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
         self._holds_more = self.device in HELD_ON
+        self._turn = turn or contextlib.nullcontext()
         self.data, self.kernel = data, Kernel(**expected_ops)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
@@ -83,18 +102,36 @@ class Measurement:
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
         # so far, XLA's persistent cache has these numbers in its keys, and a timed loop takes as many steps as there is time for.
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
-        parts = {}
+        trial.restore()
+        self._start = digest(trial.weights())
+        parts: dict[str, dict] = {}
+        proofs: dict[str, Proof] = {}
+        profiles = {}
         for mode, flops in modes.items():
             step, batches = timed_of(trial, mode)
             trial.restore()
             called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-            proof, profile = self._prove(trial, mode)
-            part = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
-            if not proof.failures:
-                part |= self._time(trial, mode, proof, profile, items_per_batch, utilisation) | {"unit": unit}
-                part["share_of_matmul"] = self._share(flops, part["blocks_ms"])
-            parts[mode] = self._finish(part, proof)
-        return parts
+            proofs[mode], profiles[mode] = self._prove(trial, mode)
+            parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
+        # The training comes last: what it leaves of the weights is held to the reference.
+        proven = sorted((mode for mode in modes if not proofs[mode].failures), key=lambda mode: mode == "train")
+        sizes = {}
+        with self._turn:
+            for mode in proven:
+                times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
+                share = self._share(modes[mode], times["blocks_ms"])
+                parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
+        if self._holds_more and not self.process:
+            for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
+                self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
+        if utilisation and self.device == "gpu" and not self.process:
+            with self._turn:
+                for mode in proven:
+                    timed = timed_of(trial, mode)
+                    parts[mode]["gpu_utilisation"] = self._utilisation(
+                        lambda timed=timed: clocks.run_for(UTILISATION_S, *timed, self.runtime.sync)
+                    )
+        return {mode: self._finish(part, proofs[mode]) for mode, part in parts.items()}
 
     def _traced_s(self, trial: Any, mode: str) -> float:
         """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
@@ -102,16 +139,23 @@ class Measurement:
 
     def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
         """The proof, and the profile of one step."""
-        proof = Proof(self.precision)
+        proof, first = Proof(self.precision), not self.process
         trial.restore()
+        proof.start = self._start
         step, batches = timed_of(trial, mode)
         if mode == "stack":
             losses = self.runtime.to_numpy([step(batches[k % len(batches)]) for k in range(CURVE_STEPS)])
-            proof.stack(trial, losses, self.reference)
-        else:
+            if first:
+                proof.stack(trial, losses, self.reference)
+            else:
+                proof.losses("the stack's passes", losses, self.reference["stack_losses"])
+        elif first:
             proof.outputs(trial.outputs(), self.reference["outputs"])
         if mode == "train":
-            proof.training(trial, self.reference)
+            if first:
+                proof.training(trial, self.reference)
+            else:
+                proof.training_losses(trial, self.reference)
             proof.callable(trial.graph_mismatch())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
@@ -142,10 +186,9 @@ class Measurement:
         trial: Any,
         mode: str,
         proof: Proof,
-        profile: dict,
         items_per_batch: int | Sequence[int],
-        utilisation: bool = True,
-    ) -> dict:
+    ) -> tuple[dict, int]:
+        """The part's times, and the batches of a block."""
         c = self._protocol
         step, batches = timed_of(trial, mode)
         self.runtime.reset_memory_peak()
@@ -168,25 +211,20 @@ class Measurement:
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
-        if self._holds_more and not (self.process or proof.failures):
-            self._after_blocks(trial, mode, proof, profile, timed.batches_per_block)
         notes = []
-        if timed.batches_per_block < c["TIMED_BATCHES"]:
-            notes.append(f"{timed.batches_per_block} batches per block: one takes over {clocks.SLOW_BATCH_S:g} s")
+        size = timed.batches_per_block
+        if size < c["TIMED_BATCHES"]:
+            slow = next(least for least, batches in clocks.SLOW.items() if size <= batches)
+            notes.append(f"{size} batches per block: one takes over {slow:g} s")
         return {
             "blocks_ms": timed.ms,
             "warmup": [{"process": self.process, **timed.warmup._asdict()}],
             "clocks": [after],
             "losses": losses[0][:LOSSES_KEPT].tolist(),
             "memory_peak_bytes": memory,
-            "gpu_utilisation": self._utilisation(
-                lambda: clocks.run_for(UTILISATION_S, step, batches, self.runtime.sync)
-            )
-            if utilisation
-            else None,
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
-        }
+        }, size
 
     def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
         """See harness.measure.after_blocks."""
@@ -222,6 +260,7 @@ class Measurement:
         first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
         proof = Proof(self.precision)
         trial.restore()
+        proof.start = digest(trial.weights())
         proof.outputs(trial.outputs(), self.reference["outputs"])
         proof.training(trial, self.reference)
         trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
@@ -238,8 +277,9 @@ class Measurement:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
             proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
-            fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
-            memory = self._memory()
+            with self._turn:
+                fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
+                memory = self._memory()
             if self._holds_more:
                 proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
             if self._holds_more and not self.process:
@@ -261,9 +301,12 @@ class Measurement:
                 "unit": unit,
                 "notes": [AROUND_NOTE] if self.runtime.name == "tensorflow" and much_around(clock) else [],
                 "memory_peak_bytes": memory,
-                "gpu_utilisation": self._utilisation(lambda: train_on(math.ceil(1e3 * UTILISATION_S / min(blocks)))),
                 "share_of_matmul": self._share(flops, blocks),
             }
+            if self.device == "gpu" and not self.process:
+                with self._turn:
+                    batches = math.ceil(1e3 * UTILISATION_S / min(blocks))
+                    part["gpu_utilisation"] = self._utilisation(lambda: train_on(batches))
         return {"fit": self._finish(part, proof)}
 
     def training(
@@ -277,13 +320,15 @@ class Measurement:
             schedule: of that training; what ran is held to it.
         """
         first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+        trial.restore()
+        self._start = digest(trial.weights())
         proof, _ = self._prove(trial, "train")
         if self._holds_more and not proof.failures:
             proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched:
+            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched, self._turn:
 
                 def timed(function):
                     found = clocks.seconds_of(function, self.runtime.sync)
@@ -339,9 +384,7 @@ class Measurement:
         return {"allocator": self.runtime.memory_peak(), "nvml": machine.gpu_memory_used()}
 
     def _utilisation(self, work: Callable[[], Any]) -> float | None:
-        """Percent of the time in which a kernel ran, during `work` of about UTILISATION_S; in the first process only."""
-        if self.device != "gpu" or self.process:
-            return None
+        """Percent of the time in which a kernel ran, during `work` of about UTILISATION_S."""
         with machine.UtilisationSampler() as sampler:
             work()
         return sampler.percent

@@ -278,6 +278,7 @@ class Proof:
         self.kernel: dict[str, Any] = {}
         self.limits: dict[str, float] = self.limit._asdict()  # those of the worst errors
         self.curve: np.ndarray | None = None  # limits of a training's losses
+        self.start = ""  # digest of the weights that this process starts from
 
     def _loss_limits(self, reference: Mapping[str, Any]) -> np.ndarray:
         """Limits [n] of a training's losses, n being where the curve ends: at CURVE_STEPS, or before its first chaotic step."""
@@ -350,16 +351,10 @@ class Proof:
         """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
         trial.restore()
         start = trial.weights()
-        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
         trial.train_steps(1)
         limits = self._gradient_limits(start, reference)
         self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error, limits))
-        trial.restore()
-        losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
-        limits = self.curve = self._loss_limits(reference)
-        if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step after the curve's end
-            curve, limits = np.mean(curve[:UPDATE_STEPS], keepdims=True), limits[UPDATE_STEPS - 1 : UPDATE_STEPS]
-        self.losses("the proof's steps", losses, curve, limits)
+        self.training_losses(trial, reference)
         updates = {name: array - start[name] for name, array in trial.weights().items()}
         limits = self._update_limits(start, reference)
         self.hold("update", *worst(updates, reference["updates"], norm_error, limits))
@@ -373,6 +368,16 @@ class Proof:
             length = along(found, reference["clip_gradients"])
             self.hold_length("clipping", "the gradient on the other side of the bound", length, CLIPPED_LIMIT)
         trial.restore()
+
+    def training_losses(self, trial: Trial, reference: Mapping[str, Any]) -> None:
+        """The losses of the first UPDATE_STEPS steps, after which the weights stay; what later steps may err by follows."""
+        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
+        trial.restore()
+        losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
+        limits = self.curve = self._loss_limits(reference)
+        if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step after the curve's end
+            curve, limits = np.mean(curve[:UPDATE_STEPS], keepdims=True), limits[UPDATE_STEPS - 1 : UPDATE_STEPS]
+        self.losses("the proof's steps", losses, curve, limits)
 
     def hold_length(self, proof: str, what: str, length: float, limit: float = ALONG_LIMIT) -> None:
         """Fail where `length` (see `along`) is not 1."""
@@ -493,5 +498,5 @@ class Proof:
         finite = {name: (None if error is None or not np.isfinite(error) else error) for name, error in errors.items()}
         reasons = [f"{proof}: {why}" for proof, why in self.failures.items()]
         return {"ok": not self.failures, **finite, "worst_at": self.worst_at, "limit": self.limits,
-                "curve_steps": self.steps_before_chaos(CURVE_STEPS), "kernel": self.kernel, "failed": list(self.failures),
-                "reason": "; ".join(reasons)}  # fmt: skip
+                "curve_steps": self.steps_before_chaos(CURVE_STEPS), "kernel": self.kernel,
+                "start": self.start, "failed": list(self.failures), "reason": "; ".join(reasons)}  # fmt: skip

@@ -243,6 +243,13 @@ def gpu_memory_used() -> int | None:
         return memory and int(memory.used)
 
 
+def gpu_is_exclusive() -> bool:
+    """Whether the first GPU is set to take one process at a time."""
+    with _first_gpu() as (nvml, gpu):
+        mode = _asked(nvml.nvmlDeviceGetComputeMode, gpu) if nvml else None
+        return mode is not None and mode != nvml.NVML_COMPUTEMODE_DEFAULT
+
+
 def memory_bytes() -> int:
     """Bytes of memory that a process of this machine may have at most: RAM and swap, less where a container allows less."""
     import psutil

@@ -355,6 +355,8 @@ def _worst_proof(first: Mapping | None, second: Mapping) -> dict:
         worst["kernel"] = second["kernel"]
     failed = dict.fromkeys(name for proof in both for name in proof.get("failed", []))
     reasons = dict.fromkeys(proof["reason"] for proof in both if proof.get("reason"))
+    if len({proof["start"] for proof in both if proof.get("start")}) > 1:
+        failed["start"], reasons["start: a process started from other weights than the first"] = None, None
     for key in ERRORS:
         name = key.removesuffix("_err")
         known = [proof for proof in both if proof.get(key) is not None]

@@ -7,8 +7,8 @@ Rows run in turn over several processes (A B C A B C …). A record is rewritten
 """
 
 import contextlib
+import functools
 import hashlib
-import itertools
 import json
 import os
 import sys
@@ -28,6 +28,9 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 REFERENCE = 3  # what a reference holds: a run of an earlier commit that goes on has it computed anew
+AT_ONCE = 8  # processes that prepare side by side on a GPU, at most
+GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
+HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
 NO_REASON = "the process gave no reason"
 PLAN_FLAG = "--plan"  # of the suite, before a script's other options: say what would run, and whether it can
 
@@ -137,6 +140,40 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["
     except KeyboardInterrupt:
         print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
         return 130
+
+
+@dataclass
+class Turns:
+    """Where a row is with its processes: so many have been started; of how many the records know, and their seconds.
+
+    `ended`: outcomes that wait for that of an earlier process.
+    """
+
+    started: int
+    spent_s: float
+    kept: int = -1
+    ended: dict[int, processes.Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kept = self.started
+
+    def may_start(self, least: int) -> bool:
+        """Whether a further one is due: a row gets its least number in any case, and more by what those before it have shown."""
+        return self.started < least or self.started == self.kept
+
+    def next_outcome(self) -> tuple[int, processes.Outcome] | None:
+        """(number, outcome) of the next process, where that has ended."""
+        if self.kept not in self.ended:
+            return None
+        outcome = self.ended.pop(self.kept)
+        self.kept, self.spent_s = self.kept + 1, self.spent_s + outcome.seconds
+        return self.kept - 1, outcome
+
+
+def _found_no_memory(outcome: processes.Outcome) -> bool:
+    """Whether a process failed for want of memory, of the device or of the host."""
+    reasons = [outcome.reason, *(part.get("reason", "") for part in (outcome.result or {}).values())]
+    return any("out of memory" in reason or "out of host memory" in reason for reason in reasons)
 
 
 def _missing(name: str, row: Row) -> str:
@@ -289,25 +326,69 @@ class Parent:
         wanted = [row for row in self.rows if not self._settled(row)]
         earlier = {row: self._earlier(row) for row in wanted}
         self._say_what_is_replaced([row for row in wanted if not earlier[row]])
-        spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
-        label, least = f"{self.benchmark.name} {self.constants['CONFIG']}", self.stopping_rule.least
+        spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         seconds, expected = self._expected(wanted)
-        with progress.of_script(label) as bar:
+        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
-            for process in itertools.count():
-                if not spent:
-                    break
+            turns = {row: Turns(done[row], spent[row]) for row in wanted}
+            if wanted and (failed := self._without_reference(bar)):
                 for row in wanted:
-                    if row not in spent or process < done[row]:
-                        continue
-                    bar.starts(f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row)
-                    outcome = self._run_process(row, process)
-                    spent[row] += outcome.seconds
-                    goes_on = self._keep(row, outcome, process, spent[row])
+                    self._keep(row, failed, done[row], spent[row])
+                return
+            alone: list[tuple[int, str]] = []  # processes that found too little memory beside others
+
+            def next_work() -> processes.Work | None:
+                ready = [row for row in turns if turns[row].may_start(self.stopping_rule.least)]
+                if not ready:
+                    return None
+                row = min(ready, key=lambda row: turns[row].started)
+                turns[row].started += 1
+                return work_of(row, turns[row].started - 1, beside_others=self.at_once > 1)
+
+            def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
+                bar.starts(self._shown(row, process))
+                child = self._child("row", row=row, **self._job(process))
+                return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
+
+            def ended(row: str, process: int, outcome: processes.Outcome, beside_others: bool) -> None:
+                if row not in turns:  # it has failed, or needs no more, meanwhile
+                    return
+                if beside_others and _found_no_memory(outcome):
+                    alone.append((process, row))
+                    return
+                turns[row].ended[process] = outcome
+                while row in turns and (found := turns[row].next_outcome()):
+                    number, outcome = found
+                    goes_on = self._keep(row, outcome, number, turns[row].spent_s)
                     left.ends(row, goes_on)
                     if not goes_on:
-                        del spent[row]
+                        del turns[row]
+
+            def next_alone() -> processes.Work | None:
+                while alone:
+                    process, row = alone.pop(alone.index(min(alone)))
+                    if row in turns:
+                        return work_of(row, process, beside_others=False)
+                return next_work()
+
+            processes.run_together(next_work, self.at_once)
+            processes.run_together(next_alone)
+
+    def _shown(self, row: str, process: int) -> str:
+        least = self.stopping_rule.least
+        return f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row
+
+    @functools.cached_property
+    def at_once(self) -> int:
+        """Processes of rows that prepare side by side. On a CPU one: preparing takes the processors that another one times on."""
+        if self.options.at_once or self.device == "cpu" or machine.gpu_is_exclusive():
+            return self.options.at_once or 1
+        needs = GPU_BYTES + HELD_TIMES * 4 * max(self.benchmark.values(constants) for constants in self._points())
+        room = [machine.physical_cores() // 2, machine.memory_bytes() // HOST_BYTES]
+        if gpu_bytes := machine.gpu_memory_bytes():
+            room.append(gpu_bytes // needs)
+        return int(max(1, min(AT_ONCE, *room)))
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags
@@ -358,18 +439,16 @@ class Parent:
             notes=notes if departs else [],
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
             config=json.loads(json.dumps(self.constants)), published=dict(published),
-            environment={"software": self.software[self.benchmark.rows[row].framework]}, **rest,
+            environment={"software": self.software[self.benchmark.rows[row].framework], "at_once": self.at_once}, **rest,
         )  # fmt: skip
 
-    def _run_process(self, row: str, process: int) -> processes.Outcome:
-        return self._without_reference() or self._task("row", row=row, **self._job(process))
-
-    def _without_reference(self) -> processes.Outcome | None:
+    def _without_reference(self, bar: Any) -> processes.Outcome | None:
         """Have the reference computed, where it is not there; what became of that where it is not there even so."""
         data = self._data()
         path = self._reference_path(data)
         if path.exists():
             return None
+        bar.starts("float64 reference")
         outcome = self._task("reference", data=data, path=str(path))
         reason = (outcome.result or {}).get("error") or outcome.reason
         return None if path.exists() else outcome._replace(result=None, reason=f"the float64 reference: {reason}")
@@ -413,19 +492,23 @@ class Parent:
             self._matmul_found = known[key]
         return self._matmul_found
 
-    def _task(self, task: str, log: str = "", watch: Callable | None = None, **job: Any) -> processes.Outcome:
+    def _task(self, task: str, log: str = "", **job: Any) -> processes.Outcome:
+        return processes.run_child(**self._child(task, log, **job))
+
+    def _child(self, task: str, log: str = "", watch: Callable | None = None, **job: Any) -> dict[str, Any]:
+        """The arguments of processes.Child for a task."""
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return processes.run_child(
-            Path(self.benchmark.script),
-            {"task": task, "constants": self.constants, "device": self.device, "precision": self.constants["PRECISION"],
-             "flags": sorted(self.flags), **job},
-            limit_s=self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
-            log=self._log_of(job.get("row", task)),
-            python=environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
-            env={**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
-            watch=watch,
-        )  # fmt: skip
+        return {
+            "script": Path(self.benchmark.script),
+            "job": {"task": task, "constants": self.constants, "device": self.device,
+                    "precision": self.constants["PRECISION"], "flags": sorted(self.flags), **job},
+            "limit_s": self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
+            "log": self._log_of(job.get("row", task)),
+            "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
+            "env": {**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+            "watch": watch,
+        }  # fmt: skip
 
     def _log_of(self, row: str) -> Path:
         parts = (self.benchmark.name, self.constants["CONFIG"], row, self.device, self.constants["PRECISION"])

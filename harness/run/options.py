@@ -37,6 +37,10 @@ SETTINGS = {
         Percentage(float, low=1e-4, high=1, example="1%"),
         "add processes to a row until its 95 % interval reaches no further than this to either side, or its time is up",
     ),
+    "at_once": (
+        Limit(int, low=1, high=64, example=8),
+        "processes that prepare side by side; what is timed is timed alone. By default 1 on a CPU, on a GPU as its memory allows",
+    ),
 }
 
 _TABLES = ("CONFIGS", "PRESETS")
@@ -89,6 +93,7 @@ class Options:
     data: str | None = None
     device: str | None = None
     repeat_until: float | None = None  # a fraction
+    at_once: int | None = None
 
     @property
     def preset(self) -> str | None:
@@ -285,7 +290,7 @@ def help_text(header: Header, docstring: str | None, flags: Mapping[str, str] | 
     """The first line of the script's docstring, its usage, and a table of options, defaults and comments."""
     values = {int: "N", float: "X", str: "NAME", bool: "true|false"}
     table = [(f"--{name}", "", text) for name, text in {**FLAGS, **(flags or {})}.items()]
-    kinds = {"device": "NAME", "repeat_until": "X%"}
+    kinds = {"device": "NAME", "repeat_until": "X%", "at_once": "N"}
     table += [(f"--{n.replace('_', '-')}={kinds.get(n, 'DIR')}", "", text) for n, (_, text) in SETTINGS.items()]
     for name, constant in header.constants.items():
         option, default, text = f"--{name.lower().replace('_', '-')}", str(constant.default), constant.comment

@@ -1,4 +1,4 @@
-"""One child process per row: started in a session of its own, watched, and ended with all that it started.
+"""Child processes, one per row: each in a session of its own, watched, and ended with all that it started.
 
 The parent never imports a framework. It hands a job (JSON) to `python SCRIPT --child JOB`, the child writes one JSON
 result, whole or not at all. Whatever else happens (an exception, a signal, the time limit) becomes a one-line reason.
@@ -9,14 +9,15 @@ import ctypes
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.errors import CrashError
 from harness.frameworks.profiles import SCRATCH
@@ -26,13 +27,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CHILD_FLAG = "--child"
 PROJECT = Path(__file__).resolve().parents[2]
 WATCH_S = 0.5  # how often a process's progress is looked at
+ENDS_S = 0.1  # how often, where several run side by side, whether one of them has ended
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
 class Outcome(NamedTuple):
-    """What became of one child: its result, or the one-line reason why there is none, how long it took, and its log.
+    """What became of one child: its result, or the one-line reason why there is none, how long it worked, and its log.
 
-    `note`: that it crashed after its result, or "".
+    `note`: that it crashed after its result, or "". `seconds`: without those in which it waited for its turn.
     """
 
     result: dict | None
@@ -42,83 +44,220 @@ class Outcome(NamedTuple):
     note: str = ""
 
 
-def run_child(
-    script: Path,
-    job: dict,
-    *,
-    limit_s: float,
-    log: Path,
-    env: dict[str, str] | None = None,
-    python: str = sys.executable,
-    watch: Callable[[Sequence[dict]], None] | None = None,
-) -> Outcome:
-    """Run `job` in a child process of its own and wait for it.
+class Work(NamedTuple):
+    """One child process to be: `child`, the arguments of Child, and `ended`, who is told what became of it."""
+
+    child: Mapping[str, Any]
+    ended: Callable[[Outcome], None]
+
+
+WORKS, ASKS, TIMES, TIMED = "works", "asks to time", "times", "has timed"
+
+
+class Child:
+    """A child process with its job, in a session of its own; in a `with` statement, which ends it and all that it started.
 
     Args:
         script: the benchmark script; it is started as `python script --child JOBFILE`.
         job: JSON-able; the child finds it under JOBFILE, with "result" naming the file that it has to write.
-        limit_s: after this many seconds the child and everything it started are killed.
+        limit_s: after this many seconds of work the child and everything it started are killed.
         log: standard output and standard error are appended here.
         env: environment variables on top of this process's own.
         python: that runs the script.
         watch: told everything that the child has handed over by `write_progress` so far, whenever there is more of it; limit_s
-            then counts from the last time anew. All of it is told before this function returns.
+            then counts from the last time anew. All of it is told before the child's outcome.
+        turns: whether it asks before it times (`Turn`), and `state` says what it is at; else it works all the time.
 
     Raises:
         CrashError: where the log or the job cannot be written.
-        KeyboardInterrupt: after the child and everything it started have been killed.
     """
-    started, shown = time.monotonic(), f"{log.parent.name}/{log.name}"
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    others = set(_descendants())
-    with contextlib.ExitStack() as stack:
+
+    def __init__(
+        self,
+        script: Path,
+        job: dict,
+        *,
+        limit_s: float,
+        log: Path,
+        env: dict[str, str] | None = None,
+        python: str = sys.executable,
+        watch: Callable[[Sequence[dict]], None] | None = None,
+        turns: bool = False,
+    ) -> None:
+        self.state, self.outcome = WORKS, None
+        self._limit_s, self._watch, self._told = limit_s, watch, b""
+        self._worked_s, self._since = 0.0, time.monotonic()  # in states that are over; when this state began
+        self._limit_from_s = 0.0  # of work, when the child last made progress
+        self._shown = f"{log.parent.name}/{log.name}"
+        self._hears = self._grants = None
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._others = set(_descendants())
+        with contextlib.ExitStack() as stack:
+            try:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context(log.open("ab"))
+                # In the run's folder, not in the temporary one: what a killed parent leaves there, the next run removes.
+                run = log.absolute().parent.parent
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".row-", suffix=".tmp", dir=run))
+                paths = {name: Path(folder, name) for name in ("result", "job", "progress")}
+                self._folder, self._result, self._progress = folder, paths["result"], paths["progress"]
+                own, theirs = self._pipes(stack) if turns else ({}, ())
+                told = {"result": str(self._result), **({"progress": str(self._progress)} if watch else {}), **own}
+                paths["job"].write_text(json.dumps({**job, **told, "parent": os.getpid()}))
+                self._process = subprocess.Popen(
+                    [python, str(script), CHILD_FLAG, str(paths["job"])],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, SCRATCH: folder, **(env or {})},
+                    start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
+                    pass_fds=theirs,
+                )
+                for descriptor in theirs:
+                    os.close(descriptor)
+                output.close()
+                self._kept = stack.pop_all()  # the folder, and this end of the pipes
+            except OSError as error:
+                where, what = error.filename or log.parent, error.strerror or error
+                raise CrashError(f"{where}: a process cannot be started ({what}); free some space there") from error
+
+    def _pipes(self, stack: contextlib.ExitStack) -> tuple[dict, tuple[int, int]]:
+        """(what the job says of them, the child's ends): one in which the child asks, one in which it is granted its turn."""
+        self._hears, asks = os.pipe()
+        waits, self._grants = os.pipe()
+        os.set_blocking(self._hears, False)
+        for descriptor in (self._hears, self._grants):
+            stack.callback(os.close, descriptor)
+        return {"turns": [asks, waits]}, (asks, waits)
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(log.open("ab"))
-            # In the run's folder, not in the temporary one: what a killed parent leaves there, the next run removes.
-            run = log.absolute().parent.parent
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".row-", suffix=".tmp", dir=run))
-            result_path, job_path, progress = (Path(folder, name) for name in ("result", "job", "progress"))
-            paths = {"result": str(result_path), **({"progress": str(progress)} if watch else {})}
-            job_path.write_text(json.dumps({**job, **paths, "parent": os.getpid()}))
-            child = subprocess.Popen(
-                [python, str(script), CHILD_FLAG, str(job_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, SCRATCH: folder, **(env or {})},
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
-            )
-        except OSError as error:
-            where, what = error.filename or log.parent, error.strerror or error
-            raise CrashError(f"{where}: a process cannot be started ({what}); free some space there") from error
-        try:
-            status = _wait(child, limit_s, progress, watch) if watch else child.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return Outcome(None, f"stopped after its time limit of {limit_s:g} s (ROW_LIMIT_S)", limit_s, shown)
+            _end(self._process, self._folder, self._others)
         finally:
-            _end(child, others)
-        seconds = time.monotonic() - started
-        if result_path.exists():
-            note = f"the process ended {_how(status)} after its result" if status else ""
-            return Outcome(json.loads(result_path.read_text()), "", seconds, shown, note)
-        return Outcome(None, _reason(status), seconds, shown)
+            self._kept.close()
 
+    def _at(self, state: str) -> None:
+        now = time.monotonic()
+        if self.state in (WORKS, TIMES):
+            self._worked_s += now - self._since
+        self.state, self._since = state, now
 
-def _wait(child: subprocess.Popen, limit_s: float, progress: Path, watch: Callable[[Sequence[dict]], None]) -> int:
-    """The child's exit status; subprocess.TimeoutExpired where it has made no progress for limit_s."""
-    reported, deadline = b"", time.monotonic() + limit_s
-    while True:
-        status = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = child.wait(timeout=max(0.0, min(WATCH_S, deadline - time.monotonic())))
-        if progress.exists() and (content := progress.read_bytes()) != reported:
-            reported, deadline = content, time.monotonic() + limit_s
-            watch(json.loads(content))
+    def look(self) -> None:
+        """Take in what the child has said and done since the last time; `outcome` is there once it has ended."""
+        if self._hears is not None:
+            with contextlib.suppress(BlockingIOError):
+                said = os.read(self._hears, 64)
+                for what in said:
+                    self._at(ASKS if what == ord("a") else TIMED)
+                if not said:  # it has closed its end, most likely by ending
+                    self._hears = None
+        status = self._process.poll()
+        if self._watch and self._progress.exists() and (content := self._progress.read_bytes()) != self._told:
+            self._told, self._limit_from_s = content, self._work_s()
+            self._watch(json.loads(content))
         if status is not None:
-            return status
-        if time.monotonic() >= deadline:
-            raise subprocess.TimeoutExpired(child.args, limit_s)
+            self.outcome = self._ended(status)
+        elif self._work_s() - self._limit_from_s >= self._limit_s:
+            reason = f"stopped after its time limit of {self._limit_s:g} s (ROW_LIMIT_S)"
+            self.outcome = Outcome(None, reason, self._work_s(), self._shown)
+
+    def _work_s(self) -> float:
+        return self._worked_s + (time.monotonic() - self._since if self.state in (WORKS, TIMES) else 0.0)
+
+    def _ended(self, status: int) -> Outcome:
+        if self._result.exists():
+            note = f"the process ended {_how(status)} after its result" if status else ""
+            return Outcome(json.loads(self._result.read_text()), "", self._work_s(), self._shown, note)
+        return Outcome(None, _reason(status), self._work_s(), self._shown)
+
+    def goes_on(self) -> None:
+        """Grant it its turn, or let it work on when it has timed."""
+        self._at(TIMES if self.state == ASKS else WORKS)
+        with contextlib.suppress(BrokenPipeError):  # it has just ended
+            os.write(self._grants, b"g")
+
+
+def run_child(script: Path, job: dict, **arguments: Any) -> Outcome:
+    """Run one child process to its end; arguments of `Child`.
+
+    Raises KeyboardInterrupt after the child and everything it started have been killed.
+    """
+    outcomes: list[Outcome] = []
+    works = [Work({"script": script, "job": job, **arguments}, outcomes.append)]
+    run_together(lambda: works.pop() if works else None)
+    return outcomes[0]
+
+
+def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None:
+    """Run child processes, at most `at_once` of them side by side, and one at a time while any of them times.
+
+    Those side by side prepare until each has asked for its turn or has ended. Then they time, one after the other, while all
+    others wait: nothing of this run works beside what is timed. Those that have timed go on when all have, and others start.
+
+    Args:
+        next_work: what to start next; None: nothing now. It is asked again whenever a process has ended.
+    """
+    running: list[tuple[Child, Work]] = []
+    with contextlib.ExitStack() as last:
+        last.callback(lambda: [child.__exit__() for child, _ in running])
+        while True:
+            states = [child.state for child, _ in running]
+            quiet = TIMES in states or (ASKS in states and WORKS not in states)
+            while not quiet and len(running) < at_once and (work := next_work()):
+                running.append((Child(**work.child, turns=at_once > 1), work))
+            if not running:
+                return
+            _grant([child for child, _ in running])
+            _wait([child for child, _ in running])
+            for child, work in [*running]:
+                child.look()
+                if child.outcome:
+                    running.remove((child, work))
+                    child.__exit__()
+                    work.ended(child.outcome)
+
+
+def _grant(children: Sequence[Child]) -> None:
+    states = [child.state for child in children]
+    if WORKS in states or TIMES in states:
+        return
+    asking = [child for child in children if child.state == ASKS]
+    for child in asking[:1] or children:
+        child.goes_on()
+
+
+def _wait(children: Sequence[Child]) -> None:
+    """Until one of them has said something or, at the latest, WATCH_S later; an only child's end is noticed at once."""
+    hears = [child._hears for child in children if child._hears is not None]
+    if hears:
+        select.select(hears, [], [], ENDS_S)
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            children[0]._process.wait(timeout=WATCH_S if len(children) == 1 else ENDS_S)
+
+
+class Turn:
+    """In the child: `with turn:` holds what is timed, beside which nothing else of the run works; an idle device, please.
+
+    Whoever has no one beside it (no "turns" in its job) need not ask.
+    """
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self._asks, self._waits = job.get("turns") or (None, None)
+
+    def _say(self, what: bytes) -> None:
+        if self._asks is not None:
+            os.write(self._asks, what)
+            os.read(self._waits, 1)
+
+    def __enter__(self) -> None:
+        self._say(b"a")
+
+    def __exit__(self, *_: object) -> None:
+        self._say(b"t")
 
 
 def read_job(path: str) -> dict:
@@ -162,11 +301,20 @@ def _descendants() -> list:
     return psutil.Process().children(recursive=True)
 
 
-def _end(child: subprocess.Popen, others: set) -> None:
+def _is_of_another(process: Any, folder: str) -> bool:
+    """Whether a process belongs to another child than the one with this folder, by its environment."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):  # it has ended, or is not to be looked into
+        return process.environ().get(SCRATCH, folder) != folder
+    return False
+
+
+def _end(child: subprocess.Popen, folder: str, others: set) -> None:
     """Kill the child and what it started, in whatever session: orphans among it have become this process's children.
 
-    `others`: psutil.Process of the descendants of this process that are none of the child's. What KILL_LIMIT_S does not end
-    is left behind and named on standard error.
+    `others`: psutil.Process of the descendants of this process from before the child. What KILL_LIMIT_S does not end is left
+    and named on standard error.
     """
     import psutil
 
@@ -175,7 +323,7 @@ def _end(child: subprocess.Popen, others: set) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=KILL_LIMIT_S)
-    while family := [process for process in _descendants() if process not in others]:
+    while family := [p for p in _descendants() if p not in others and not _is_of_another(p, folder)]:
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -45,6 +45,10 @@ USAGE = [
     ("--data=DIR", "folder of the data sets, or embedded; also LSTM_BENCH_DATA; else data/, a cache, a download"),
     ("--out=DIR", "folder of the run; by default results/<machine>-<date>"),
     ("--repeat-until=1%", "add processes to a row until its 95 % interval is that narrow, or its time is up"),
+    (
+        "--at-once=8",
+        "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
+    ),
     ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
@@ -222,6 +226,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append("--resume")
     if found.repeat_until:
         common.append(f"--repeat-until={100 * found.repeat_until:g}%")
+    if found.at_once:
+        common.append(f"--at-once={found.at_once}")
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse

@@ -12,8 +12,8 @@ ROW_LIMIT_S, keeps its place with the reason; another process goes on after it. 
 import copy
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.errors import UserError
@@ -64,6 +64,23 @@ class Point:
         return self.parent.constants["CONFIG"]
 
 
+@dataclass
+class Row:
+    """A row and the points at which it goes on: which process measures it now, and what that one has still to measure."""
+
+    name: str
+    points: list[Point]
+    process: int = 0
+    rest: list[Point] = field(default_factory=list)
+
+    def due(self) -> list[Point]:
+        """What the next process has to measure; empty when the row has all that it needs."""
+        while self.points and not self.rest:
+            self.rest = [point for point in self.points if point.done <= self.process]
+            self.process += not self.rest
+        return self.rest
+
+
 class Sweep(benchmark.Parent):
     """Runs each row at all points. Itself at the centre."""
 
@@ -106,26 +123,64 @@ class Sweep(benchmark.Parent):
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
-        wanted = {row: self._wanted(row) for row in self.rows}
-        every, least = list(itertools.chain(*wanted.values())), self.stopping_rule.least
-        for point in every:
+        rows = [Row(row, self._wanted(row)) for row in self.rows]
+        for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
-        seconds, expected = self._expected(wanted)
+        seconds, expected = self._expected(row.name for row in rows)
         with progress.of_script(self.benchmark.name) as bar:
+            every = [(row.name, point) for row in rows for point in row.points]
             left = progress.Left(
                 bar,
-                {(row, point.name): seconds[row] for row, points in wanted.items() for point in points},
-                {(row, p.name): max(0, expected[row] - p.done) for row, points in wanted.items() for p in points},
+                {(name, point.name): seconds[name] for name, point in every},
+                {(name, point.name): max(0, expected[name] - point.done) for name, point in every},
             )
-            for process in itertools.count():
-                wanted = {row: points for row, points in wanted.items() if points}
-                if not wanted:
-                    break
-                for row, points in wanted.items():
-                    due = [point for point in points if point.done <= process]
-                    bar.starts(f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row)
-                    ended = self._measure(row, due, process, left) if due else []
-                    wanted[row] = [point for point in points if point not in ended]
+            waiting = [row for row in rows if row.points]
+
+            def keep(row: Row, point: Point, outcome: processes.Outcome) -> None:
+                point.spent_s += outcome.seconds
+                goes_on = point.parent._keep(row.name, outcome, row.process, point.spent_s)
+                left.ends((row.name, point.name), goes_on)
+                row.rest.remove(point)
+                if not goes_on:
+                    row.points.remove(point)
+
+            def next_work() -> processes.Work | None:
+                while waiting:
+                    row = waiting.pop(waiting.index(min(waiting, key=lambda row: row.process)))
+                    for point in [*row.due()]:
+                        if failed := point.parent._without_reference(bar):
+                            keep(row, point, failed)
+                    if row.rest:
+                        bar.starts(self._shown(row.name, row.process))
+                        return self._work(row, keep, waiting)
+                    if row.points:
+                        row.process += 1
+                        waiting.append(row)
+                return None
+
+            processes.run_together(next_work, self.at_once)
+
+    def _work(self, row: Row, keep: Callable, waiting: list[Row]) -> processes.Work:
+        """One process for what is due of a row; each point is kept as soon as the process hands it over."""
+        log, points, seconds = f"logs/{self._log_of(row.name).name}", [*row.rest], []
+
+        def watch(handed: Sequence[Mapping]) -> None:
+            for point, result in list(zip(points, handed, strict=False))[len(seconds) :]:
+                seconds.append(result["seconds"])
+                keep(row, point, processes.Outcome(result["modes"], "", result["seconds"], log))
+
+        def ended(outcome: processes.Outcome) -> None:
+            if outcome.note:
+                print(f"{row.name}: {outcome.note}; see {outcome.log}", file=sys.stderr)
+            if len(seconds) < len(points) and (outcome.result is None or not seconds):  # it ended at this one
+                spent = max(0.0, outcome.seconds - sum(seconds))
+                keep(row, points[len(seconds)], outcome._replace(result=None, seconds=spent))
+            row.process += not row.rest
+            if row.points:
+                waiting.append(row)
+
+        jobs = [{"constants": point.parent.constants, **point.parent._job(row.process)} for point in points]
+        return processes.Work(self._child("points", row=row.name, points=jobs, watch=watch), ended)
 
     def _wanted(self, row: str) -> list[Point]:
         """The points at which the row is still to be measured; those where it cannot run are recorded as skipped."""
@@ -137,43 +192,3 @@ class Sweep(benchmark.Parent):
                 done = min((len(record["blocks_ms"]) for record in earlier), default=0)
                 wanted.append(Point(point, done, max((record.get("spent_s", 0.0) for record in earlier), default=0.0)))
         return wanted
-
-    def _measure(self, row: str, due: Sequence[Point], process: int, left: progress.Left) -> list[Point]:
-        """Measure a row once at each of these points; those that get no further process."""
-        ended: list[Point] = []
-
-        def keep(point: Point, outcome: processes.Outcome) -> None:
-            point.spent_s += outcome.seconds
-            goes_on = point.parent._keep(row, outcome, process, point.spent_s)
-            left.ends((row, point.name), goes_on)
-            if not goes_on:
-                ended.append(point)
-
-        rest = []
-        for point in due:
-            if failed := point.parent._without_reference():
-                keep(point, failed)
-            else:
-                rest.append(point)
-        while rest:
-            rest = self._run_points(row, rest, process, keep)
-        return ended
-
-    def _run_points(self, row: str, points: Sequence[Point], process: int, keep: Any) -> Sequence[Point]:
-        """Run one process for these points and keep what it hands over; the points that it has not come to."""
-        log, seconds = f"logs/{self._log_of(row).name}", []
-
-        def watch(handed: Sequence[Mapping]) -> None:
-            for point, result in list(zip(points, handed, strict=False))[len(seconds) :]:
-                seconds.append(result["seconds"])
-                keep(point, processes.Outcome(result["modes"], "", result["seconds"], log))
-
-        jobs = [{"constants": point.parent.constants, **point.parent._job(process)} for point in points]
-        outcome = self._task("points", row=row, points=jobs, watch=watch)
-        if outcome.note:
-            print(f"{row}: {outcome.note}; see {outcome.log}", file=sys.stderr)
-        if len(seconds) < len(points) and (outcome.result is None or not seconds):  # it ended at this one
-            spent = max(0.0, outcome.seconds - sum(seconds))
-            keep(points[len(seconds)], outcome._replace(result=None, seconds=spent))
-            return points[len(seconds) + 1 :]
-        return points[len(seconds) :]

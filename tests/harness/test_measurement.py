@@ -48,7 +48,8 @@ def measured(monkeypatch):
 
 
 def test_warm_up_of_a_process_comes_into_its_record(measured):
-    part, happened = measured
+    (part, size), happened = measured
+    assert size == 3
     (warmup,) = part["warmup"]
     assert warmup["process"] == 1 and warmup["batches"] >= PROTOCOL["WARMUP_BATCHES"]
     assert happened.count("step") == warmup["batches"] + 2 * 3
@@ -57,24 +58,43 @@ def test_warm_up_of_a_process_comes_into_its_record(measured):
 
 
 def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
-    part, happened = measured
+    (part, _), happened = measured
     assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
     assert happened[0] == "state" and happened[-2:] == ["state", "memory"]
     assert "state" not in happened[1:-2], "never between two steps"
 
 
+class Entered:
+    """A turn that notes when it begins and ends."""
+
+    def __init__(self, happened):
+        self.happened = happened
+
+    def __enter__(self):
+        self.happened.append("its turn")
+
+    def __exit__(self, *_):
+        self.happened.append("its turn is over")
+
+
 @pytest.mark.parametrize("traces", [True, False])
-def test_all_modes_are_traced_before_any_is_timed(monkeypatch, traces):
+def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces):
     happened = []
     row = object.__new__(measurement.Measurement)
-    row.runtime = SimpleNamespace(sync=lambda: None)
+    row.runtime, row.process, row.device, row._holds_more = SimpleNamespace(sync=lambda: None), 1, "cpu", False
+    row._turn = Entered(happened)
     now = [0.0]
     monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
-        row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False
+        row,
+        "_prove",
+        lambda trial, mode: happened.append(f"prove {mode}") or (SimpleNamespace(failures={}), {}),
+        raising=False,
     )
     timed = {"blocks_ms": [1.0]}
-    monkeypatch.setattr(row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or timed, raising=False)
+    monkeypatch.setattr(
+        row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or (timed, 1), raising=False
+    )
     monkeypatch.setattr(row, "_share", lambda *_: None, raising=False)
     monkeypatch.setattr(row, "_finish", lambda part, proof: part, raising=False)
 
@@ -87,12 +107,14 @@ def test_all_modes_are_traced_before_any_is_timed(monkeypatch, traces):
         forward=lambda batch: takes(2, "call forward"),
         batches=["a"],
         restore=lambda: None,
+        weights=dict,
     )
     if traces:
         trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
-    each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove", "time")]
-    assert happened == ["trace train", "trace forward"] * traces + each
+    each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove")]
+    timed = ["its turn", "time forward", "time train", "its turn is over"]
+    assert happened == ["trace train", "trace forward"] * traces + each + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]
 
 

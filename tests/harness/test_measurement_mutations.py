@@ -137,6 +137,9 @@ MISTAKES = {
     "a clock too early": ("steps", "train", "clock", lambda t, r: setattr(r, "read_s", 1.5 * clocks.SHORT_LAG_LIMIT_S)),
     "logits of fit": ("fit", "fit", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
     "an update of fit": ("fit", "fit", "update", lambda t, r: t.updates.pop("dense_0/bias")),
+    "a later process": ("later", "train", "loss", lambda t, r: setattr(t, "train_steps", lambda count: 2 * t.losses[:count])),
+    "another callable later": ("later", "train", "callable", lambda t, r: setattr(t, "difference", "node 3")),
+    "a later stack": ("later", "stack", "loss", lambda t, r: distort_what_is_read_first(r)),
     "copies in fit": ("fit", "fit", "host", lambda t, r: setattr(r, "to_host_bytes", IN_FIT + 1)),
     "another kernel in fit": ("fit", "fit", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
     "another callable in fit": ("fit", "fit", "callable", lambda t, r: setattr(t, "difference", "node 3")),
@@ -166,6 +169,12 @@ def with_dropout(trial, runtime, losses=None, profile=RANDOM, blocks_differ=True
     if blocks_differ:
         generator = np.random.default_rng(2)
         trial.returns = lambda value: OnDevice(value * np.float32(generator.uniform(0.9, 1.1)))
+
+
+def distort_what_is_read_first(runtime) -> None:
+    """The losses of several steps that are brought to the host before any others."""
+    read, once = runtime.to_numpy, [2.0]
+    runtime.to_numpy = lambda losses: read(losses) * (once.pop() if len(losses) > 1 and once else 1.0)
 
 
 BATCH_SIZE = 4
@@ -200,10 +209,11 @@ def parts(tmp_path, monkeypatch):
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
         for check in (name for name in vars(fits) if name.startswith("differs_in_")):
             monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
-        row_process = module.Measurement(job, SimpleNamespace(facts={}), {**EXPECTED_OPS, **expected_ops})
+        process = {**job, "process": int(way == "later")}
+        row_process = module.Measurement(process, SimpleNamespace(facts={}), {**EXPECTED_OPS, **expected_ops})
         if trial.reference is not REFERENCE:  # of another case
             row_process.reference = trial.reference
-        if way == "steps":
+        if way in ("steps", "later"):
             return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
 
         def train_keras(clock, plan):
@@ -228,7 +238,7 @@ def parts(tmp_path, monkeypatch):
 def complaints(parts, module) -> list[str]:
     """What is not as it has to be, where the module's Measurement makes the parts."""
     found = []
-    for way in ("steps", "fit", "training"):
+    for way in ("steps", "later", "fit", "training"):
         for mode, part in parts(module, way, lambda trial, runtime: None).items():
             if part["status"] != "ok" or not part["blocks_ms"]:
                 found.append(f"{way}, {mode}: {part['reason']}")
