@@ -56,6 +56,24 @@ class Blocks(NamedTuple):
     at_work: list[str]  # per block, a thread of Python that was at work when the clock stopped, or ""
 
 
+class Phases:
+    """Seconds of what a process has done since it was started, by what that was: where the time of a run goes (docs/proof.md)."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._seconds: dict[str, float] = {}
+        self._last = time.monotonic() - (time.time() - psutil.Process().create_time())
+
+    def over(self, name: str) -> None:
+        """What was done since the last phase was this one."""
+        before, self._last = self._last, time.monotonic()
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._last - before
+
+    def __str__(self) -> str:
+        return "seconds: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._seconds.items())
+
+
 def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
     """(seconds, result) of one call that begins and ends with an idle device."""
     sync()

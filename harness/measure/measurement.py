@@ -69,11 +69,15 @@ class Measurement:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
         self._holds_more = self.device in HELD_ON
         self._turn = turn or contextlib.nullcontext()
+        self._phases = clocks.Phases()
+        self._phases.over("start and data")
         self.data, self.kernel = data, Kernel(**expected_ops)
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         self.runtime = runtimes.make(framework, self.device, self.precision, machine.physical_cores())
+        self._phases.over("framework")
         self.reference = load_reference(Path(job["reference"]))
+        self._phases.over("reference")
         self._clocks = [self._clock("start")]
         self._cpu = machine.CpuShare()
 
@@ -101,9 +105,12 @@ class Measurement:
         """
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
         # so far, XLA's persistent cache has these numbers in its keys, and a timed loop takes as many steps as there is time for.
+        self._phases.over("model")
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
+        self._phases.over("tracing")
         trial.restore()
         self._start = digest(trial.weights())
+        self._phases.over("proof: start")
         parts: dict[str, dict] = {}
         proofs: dict[str, Proof] = {}
         profiles = {}
@@ -111,27 +118,37 @@ class Measurement:
             step, batches = timed_of(trial, mode)
             trial.restore()
             called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
+            self._phases.over("first call")
             proofs[mode], profiles[mode] = self._prove(trial, mode)
             parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
         # The training comes last: what it leaves of the weights is held to the reference.
         proven = sorted((mode for mode in modes if not proofs[mode].failures), key=lambda mode: mode == "train")
         sizes = {}
         with self._turn:
+            self._phases.over("waiting")
             for mode in proven:
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
                 share = self._share(modes[mode], times["blocks_ms"])
                 parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
+            self._phases.over("timed")
+        self._phases.over("waiting")
         if self._holds_more and not self.process:
             for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
                 self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
+            self._phases.over("proof: after")
         if utilisation and self.device == "gpu" and not self.process:
             with self._turn:
+                self._phases.over("waiting")
                 for mode in proven:
                     timed = timed_of(trial, mode)
                     parts[mode]["gpu_utilisation"] = self._utilisation(
                         lambda timed=timed: clocks.run_for(UTILISATION_S, *timed, self.runtime.sync)
                     )
-        return {mode: self._finish(part, proofs[mode]) for mode, part in parts.items()}
+                self._phases.over("utilisation")
+        finished = {mode: self._finish(part, proofs[mode]) for mode, part in parts.items()}
+        self._phases.over("waiting")
+        print(self._phases, flush=True)
+        return finished
 
     def _traced_s(self, trial: Any, mode: str) -> float:
         """Seconds of tracing what is timed, where that can be done without running it; else it is part of the first call."""
@@ -151,6 +168,7 @@ class Measurement:
                 proof.losses("the stack's passes", losses, self.reference["stack_losses"])
         elif first:
             proof.outputs(trial.outputs(), self.reference["outputs"])
+        self._phases.over("proof: outputs")
         if mode == "train":
             if first:
                 proof.training(trial, self.reference)
@@ -159,6 +177,7 @@ class Measurement:
             proof.callable(trial.graph_mismatch())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])
+        self._phases.over("proof: training")
         kernel = self.kernel.of_mode(mode, trial)
         with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
@@ -167,8 +186,10 @@ class Measurement:
         lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
+        self._phases.over("proof: profile")
         if mode == "train":
             self._prove_dropout(trial, proof, profile["ops"], steps=1)
+            self._phases.over("proof: dropout")
         return proof, profile
 
     def _prove_dropout(self, trial: Any, proof: Proof, ops: Mapping[str, float], steps: int) -> None:
@@ -257,7 +278,9 @@ class Measurement:
             plan: of the timed training; what ran is held to it, and `train` runs a small one of harness.measure.fits before.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
+        self._phases.over("model")
         first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
+        self._phases.over("first call")
         proof = Proof(self.precision)
         trial.restore()
         proof.start = digest(trial.weights())
@@ -273,13 +296,17 @@ class Measurement:
         if self._holds_more and not self.process and not proof.failures:
             proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
+        self._phases.over("proof")
         if not proof.failures:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
             proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
             with self._turn:
+                self._phases.over("waiting")
                 fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
                 memory = self._memory()
+                self._phases.over("timed")
+            self._phases.over("waiting")
             if self._holds_more:
                 proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
             if self._holds_more and not self.process:
@@ -303,10 +330,15 @@ class Measurement:
                 "memory_peak_bytes": memory,
                 "share_of_matmul": self._share(flops, blocks),
             }
+            self._phases.over("proof: after")
             if self.device == "gpu" and not self.process:
                 with self._turn:
+                    self._phases.over("waiting")
                     batches = math.ceil(1e3 * UTILISATION_S / min(blocks))
                     part["gpu_utilisation"] = self._utilisation(lambda: train_on(batches))
+                    self._phases.over("utilisation")
+        self._phases.over("waiting")
+        print(self._phases, flush=True)
         return {"fit": self._finish(part, proof)}
 
     def training(

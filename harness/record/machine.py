@@ -100,6 +100,9 @@ def gpu_name() -> str | None:
         return _text(_asked(nvml.nvmlDeviceGetName, gpu)) if nvml else None
 
 
+RUN = "LSTM_BENCH_RUN"  # environment variable of a run's processes: the number of the process that started them
+
+
 def run_name(device: str, date: datetime.date | None = None) -> str:
     """Default name of a run's folder, such as "nvidia-h200-20260131" or "cpu-2-core-20260131"."""
     name = (gpu_name() if device == "gpu" else None) or f"cpu-{physical_cores()}-core"
@@ -227,11 +230,25 @@ def gpu_processes() -> int | None:
 
 def _processes(nvml, gpu) -> int | None:
     listed = {process.pid for process in _asked(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
-    return len(listed) if os.getpid() in listed else None
+    return len(listed - _siblings()) if os.getpid() in listed else None
+
+
+def _siblings() -> set[int]:
+    """The other processes of the run that this one is of: they wait while one of them times."""
+    if not (parent := os.environ.get(RUN)):
+        return set()
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return {process.pid for process in psutil.Process(int(parent)).children(recursive=True)} - {os.getpid()}
+    return set()
 
 
 def gpu_memory_used() -> int | None:
-    """Bytes in use on the first GPU by this process, or by all where NVML does not know whose they are."""
+    """Bytes in use on the first GPU by this process, or by all where NVML does not know whose they are.
+
+    None where they may be those of other processes of the run.
+    """
     with _first_gpu() as (nvml, gpu):
         if not nvml:
             return None
@@ -239,7 +256,7 @@ def gpu_memory_used() -> int | None:
         own = [process.usedGpuMemory for process in listed if process.pid == os.getpid()]
         if own and own[0]:
             return int(own[0])
-        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, gpu)
+        memory = None if _siblings() else _asked(nvml.nvmlDeviceGetMemoryInfo, gpu)
         return memory and int(memory.used)
 
 

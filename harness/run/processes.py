@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import CrashError
 from harness.frameworks.profiles import SCRATCH
+from harness.record.machine import RUN
 
 # prctl(2): the signal that a process gets when its parent dies; and to be given the orphans of one's descendants
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -109,7 +110,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, SCRATCH: folder, **(env or {})},
+                    env={**os.environ, SCRATCH: folder, RUN: str(os.getpid()), **(env or {})},
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
                     pass_fds=theirs,
                 )

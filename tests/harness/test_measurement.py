@@ -82,7 +82,7 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     happened = []
     row = object.__new__(measurement.Measurement)
     row.runtime, row.process, row.device, row._holds_more = SimpleNamespace(sync=lambda: None), 1, "cpu", False
-    row._turn = Entered(happened)
+    row._turn, row._phases = Entered(happened), Anything()
     now = [0.0]
     monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
