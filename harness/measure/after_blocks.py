@@ -19,7 +19,7 @@ import numpy as np
 from harness.measure.proof import Proof, along, norm_2, norm_error, stored_error, worst
 
 PROFILED = 50  # batches: the protocol's block
-PROFILED_LAUNCHES = 200_000  # more of them take the profiler longer than the row
+PROFILED_LAUNCHES = 20_000  # more of them take the profiler longer than the row
 MISSING = 0.01  # part of a block's kernels that may be missing: CUPTI drops one now and then
 MOVED_LIMIT = 0.1  # how far the lengths of two blocks' changes of the weights may lie apart
 

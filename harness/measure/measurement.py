@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
 # Devices on which a row is also held to what it does after the proof's first steps: dropout, the block after timing, whole
 # trainings. The limits of these have not been measured on a GPU.
-HELD_ON = ("cpu",)
+HELD_ON = ("cpu", "gpu")
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validations: see docs/reading-tables.md"
 CURVE_NOTE = (
@@ -43,6 +43,22 @@ def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
     return getattr(trial, mode), trial.batches
 
 
+class Turns(Protocol):
+    """How the processes of a run share the device: harness.run.processes.Turns."""
+
+    def device(self) -> contextlib.AbstractContextManager:
+        """To prove there, beside a few others."""
+
+    def timed(self) -> contextlib.AbstractContextManager:
+        """To time, with everything else at rest."""
+
+
+class Alone:
+    """Of a process that shares it with none."""
+
+    device = timed = contextlib.nullcontext
+
+
 class Measurement:
     """What `run_row` of a benchmark is given: the configured framework, the data, the reference, and the way of one row.
 
@@ -55,7 +71,7 @@ class Measurement:
             same weights by the same ops and kernels, and are held to the reference's losses.
 
     Args:
-        turn: a context that is entered for what is timed: other processes of the run wait while it lasts.
+        turns: of a process beside which others of the run prepare; None: it is alone.
     """
 
     def __init__(
@@ -64,11 +80,11 @@ class Measurement:
         data: Any,
         expected_ops: Mapping[str, Any],
         framework: str = "tensorflow",
-        turn: contextlib.AbstractContextManager | None = None,
+        turns: "Turns | None" = None,
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
         self._holds_more = self.device in HELD_ON
-        self._turn = turn or contextlib.nullcontext()
+        self._turns = turns or Alone()
         self._phases = clocks.Phases()
         self._phases.over("start and data")
         self.data, self.kernel = data, Kernel(**expected_ops)
@@ -108,23 +124,25 @@ class Measurement:
         self._phases.over("model")
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         self._phases.over("tracing")
-        trial.restore()
-        self._start = digest(trial.weights())
-        self._phases.over("proof: start")
         parts: dict[str, dict] = {}
         proofs: dict[str, Proof] = {}
         profiles = {}
-        for mode, flops in modes.items():
-            step, batches = timed_of(trial, mode)
+        with self._turns.device():
+            self._phases.over("waiting")
             trial.restore()
-            called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-            self._phases.over("first call")
-            proofs[mode], profiles[mode] = self._prove(trial, mode)
-            parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
+            self._start = digest(trial.weights())
+            self._phases.over("proof: start")
+            for mode, flops in modes.items():
+                step, batches = timed_of(trial, mode)
+                trial.restore()
+                called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
+                self._phases.over("first call")
+                proofs[mode], profiles[mode] = self._prove(trial, mode)
+                parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
         # The training comes last: what it leaves of the weights is held to the reference.
         proven = sorted((mode for mode in modes if not proofs[mode].failures), key=lambda mode: mode == "train")
         sizes = {}
-        with self._turn:
+        with self._turns.timed():
             self._phases.over("waiting")
             for mode in proven:
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
@@ -133,11 +151,13 @@ class Measurement:
             self._phases.over("timed")
         self._phases.over("waiting")
         if self._holds_more and not self.process:
-            for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
-                self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
-            self._phases.over("proof: after")
+            with self._turns.device():
+                self._phases.over("waiting")
+                for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
+                    self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
+                self._phases.over("proof: after")
         if utilisation and self.device == "gpu" and not self.process:
-            with self._turn:
+            with self._turns.timed():
                 self._phases.over("waiting")
                 for mode in proven:
                     timed = timed_of(trial, mode)
@@ -279,40 +299,45 @@ class Measurement:
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         self._phases.over("model")
-        first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
-        self._phases.over("first call")
-        proof = Proof(self.precision)
-        trial.restore()
-        proof.start = digest(trial.weights())
-        proof.outputs(trial.outputs(), self.reference["outputs"])
-        proof.training(trial, self.reference)
-        trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
-        profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
-        # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
-        proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
-        proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
-        self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
-        proof.callable(trial.graph_mismatch())
-        if self._holds_more and not self.process and not proof.failures:
-            proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
+        with self._turns.device():
+            self._phases.over("waiting")
+            first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
+            self._phases.over("first call")
+            proof = Proof(self.precision)
+            trial.restore()
+            proof.start = digest(trial.weights())
+            proof.outputs(trial.outputs(), self.reference["outputs"])
+            proof.training(trial, self.reference)
+            trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
+            profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
+            # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
+            proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
+            proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
+            self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
+            proof.callable(trial.graph_mismatch())
+            if self._holds_more and not self.process and not proof.failures:
+                proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
         if not proof.failures:
             self.runtime.reset_memory_peak()
             clock = clocks.EpochClock()
             proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
-            with self._turn:
+            with self._turns.timed():
                 self._phases.over("waiting")
                 fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
                 memory = self._memory()
                 self._phases.over("timed")
             self._phases.over("waiting")
             if self._holds_more:
-                proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
-            if self._holds_more and not self.process:
-                limit = proof.limit
-                proof.whole_training(fits.differs_in_accuracy(trial, result["accuracy"], plan, limit, batch_size))
-                proof.whole_training(fits.differs_in_rate(trial, plan))
+                with self._turns.device():
+                    self._phases.over("waiting")
+                    proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
+                    if not self.process:
+                        found = result["accuracy"]
+                        proof.whole_training(fits.differs_in_accuracy(trial, found, plan, proof.limit, batch_size))
+                        proof.whole_training(fits.differs_in_rate(trial, plan))
+                    self._phases.over("proof: after")
             result = {name: value for name, value in result.items() if name != "epoch_accuracy"}
             if trial.traces != proven:
                 proof.callable("the timed fit traced its step anew: it did not run the function that was proven")
@@ -330,9 +355,8 @@ class Measurement:
                 "memory_peak_bytes": memory,
                 "share_of_matmul": self._share(flops, blocks),
             }
-            self._phases.over("proof: after")
             if self.device == "gpu" and not self.process:
-                with self._turn:
+                with self._turns.timed():
                     self._phases.over("waiting")
                     batches = math.ceil(1e3 * UTILISATION_S / min(blocks))
                     part["gpu_utilisation"] = self._utilisation(lambda: train_on(batches))
@@ -351,16 +375,17 @@ class Measurement:
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
             schedule: of that training; what ran is held to it.
         """
-        first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
-        trial.restore()
-        self._start = digest(trial.weights())
-        proof, _ = self._prove(trial, "train")
-        if self._holds_more and not proof.failures:
-            proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
+        with self._turns.device():
+            first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+            trial.restore()
+            self._start = digest(trial.weights())
+            proof, _ = self._prove(trial, "train")
+            if self._holds_more and not proof.failures:
+                proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched, self._turn:
+            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched, self._turns.timed():
 
                 def timed(function):
                     found = clocks.seconds_of(function, self.runtime.sync)

@@ -114,5 +114,5 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
         save_reference(Path(job["path"]), benchmark.reference(constants, data))
         return {}
     row = benchmark.rows[job["row"]]
-    measurement = Measurement(job, data, row.expected_ops(constants), row.framework, processes.Turn(job))
+    measurement = Measurement(job, data, row.expected_ops(constants), row.framework, processes.Turns(job))
     return benchmark.run_row(job["row"], constants, measurement)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ CHILD_FLAG = "--child"
 PROJECT = Path(__file__).resolve().parents[2]
 WATCH_S = 0.5  # how often a process's progress is looked at
 ENDS_S = 0.1  # how often, where several run side by side, whether one of them has ended
+AT_THE_DEVICE = 3  # of those side by side: a GPU gives each a slice of time in turn, which makes many slow
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
@@ -52,7 +53,11 @@ class Work(NamedTuple):
     ended: Callable[[Outcome], None]
 
 
-WORKS, ASKS, TIMES, TIMED = "works", "asks to time", "times", "has timed"
+# What a child is at. It works on the processors; it asks for the device and uses it beside few others; it asks to time, and times
+# with everything else of the run at rest.
+WORKS, ASKS_DEVICE, USES, ASKS_TURN, TIMES, TIMED = "works", "asks to use", "uses", "asks to time", "times", "has timed"
+SAID = {ord("u"): ASKS_DEVICE, ord("w"): WORKS, ord("t"): ASKS_TURN, ord("e"): TIMED}
+GRANTED = {ASKS_DEVICE: USES, ASKS_TURN: TIMES, TIMED: WORKS}
 
 
 class Child:
@@ -67,7 +72,8 @@ class Child:
         python: that runs the script.
         watch: told everything that the child has handed over by `write_progress` so far, whenever there is more of it; limit_s
             then counts from the last time anew. All of it is told before the child's outcome.
-        turns: whether it asks before it times (`Turn`), and `state` says what it is at; else it works all the time.
+        turns: whether it asks before it uses the device or times (`Turns`), and `state` says what it is at; else it works all the
+            time.
 
     Raises:
         CrashError: where the log or the job cannot be written.
@@ -142,7 +148,7 @@ class Child:
 
     def _at(self, state: str) -> None:
         now = time.monotonic()
-        if self.state in (WORKS, TIMES):
+        if self.state in (WORKS, USES, TIMES):
             self._worked_s += now - self._since
         self.state, self._since = state, now
 
@@ -152,7 +158,7 @@ class Child:
             with contextlib.suppress(BlockingIOError):
                 said = os.read(self._hears, 64)
                 for what in said:
-                    self._at(ASKS if what == ord("a") else TIMED)
+                    self._at(SAID[what])
                 if not said:  # it has closed its end, most likely by ending
                     self._hears = None
         status = self._process.poll()
@@ -166,7 +172,7 @@ class Child:
             self.outcome = Outcome(None, reason, self._work_s(), self._shown)
 
     def _work_s(self) -> float:
-        return self._worked_s + (time.monotonic() - self._since if self.state in (WORKS, TIMES) else 0.0)
+        return self._worked_s + (time.monotonic() - self._since if self.state in (WORKS, USES, TIMES) else 0.0)
 
     def _ended(self, status: int) -> Outcome:
         if self._result.exists():
@@ -175,8 +181,8 @@ class Child:
         return Outcome(None, _reason(status), self._work_s(), self._shown)
 
     def goes_on(self) -> None:
-        """Grant it its turn, or let it work on when it has timed."""
-        self._at(TIMES if self.state == ASKS else WORKS)
+        """Grant it what it asks for, or let it work on when it has timed."""
+        self._at(GRANTED[self.state])
         with contextlib.suppress(BrokenPipeError):  # it has just ended
             os.write(self._grants, b"g")
 
@@ -195,8 +201,9 @@ def run_child(script: Path, job: dict, **arguments: Any) -> Outcome:
 def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None:
     """Run child processes, at most `at_once` of them side by side, and one at a time while any of them times.
 
-    Those side by side prepare until each has asked for its turn or has ended. Then they time, one after the other, while all
-    others wait: nothing of this run works beside what is timed. Those that have timed go on when all have, and others start.
+    Those side by side start, load and trace on processors of their own, and AT_THE_DEVICE of them at a time use the device, until
+    each has asked to time or has ended. Then they time, one after the other, while all others wait: nothing of this run works
+    beside what is timed. Those that have timed go on when all have, and others start.
 
     Args:
         next_work: what to start next; None: nothing now. It is asked again whenever a process has ended.
@@ -206,13 +213,14 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
         last.callback(lambda: [child.__exit__() for child, _ in running])
         while True:
             states = [child.state for child, _ in running]
-            quiet = TIMES in states or (ASKS in states and WORKS not in states)
-            while not quiet and len(running) < at_once and (work := next_work()):
+            while not _at_rest(states) and len(running) < at_once and (work := next_work()):
                 running.append((Child(**work.child, turns=at_once > 1), work))
             if not running:
                 return
-            _grant([child for child, _ in running])
-            _wait([child for child, _ in running])
+            children = [child for child, _ in running]
+            for child in _granted(children):
+                child.goes_on()
+            _wait(children)
             for child, work in [*running]:
                 child.look()
                 if child.outcome:
@@ -221,13 +229,23 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
                     work.ended(child.outcome)
 
 
-def _grant(children: Sequence[Child]) -> None:
-    states = [child.state for child in children]
-    if WORKS in states or TIMES in states:
-        return
-    asking = [child for child in children if child.state == ASKS]
-    for child in asking[:1] or children:
-        child.goes_on()
+def _at_rest(states: Sequence[str]) -> bool:
+    """Whether one times, or all that are left ask to: no other may start beside them."""
+    return TIMES in states or (ASKS_TURN in states and not {WORKS, USES, ASKS_DEVICE} & {*states})
+
+
+def _granted(children: Sequence[Child]) -> Sequence[Child]:
+    """Those that may go on now."""
+    by_state = {
+        state: [child for child in children if child.state == state] for state in (*GRANTED, USES, TIMES, WORKS)
+    }
+    if by_state[TIMES]:
+        return ()
+    if by_state[ASKS_DEVICE]:
+        return by_state[ASKS_DEVICE][: max(0, AT_THE_DEVICE - len(by_state[USES]))]
+    if by_state[USES] or by_state[WORKS]:
+        return ()
+    return by_state[ASKS_TURN][:1] or by_state[TIMED]
 
 
 def _wait(children: Sequence[Child]) -> None:
@@ -240,8 +258,8 @@ def _wait(children: Sequence[Child]) -> None:
             children[0]._process.wait(timeout=WATCH_S if len(children) == 1 else ENDS_S)
 
 
-class Turn:
-    """In the child: `with turn:` holds what is timed, beside which nothing else of the run works; an idle device, please.
+class Turns:
+    """In the child: contexts for what uses the device, and for what is timed there, which wait until the parent lets them.
 
     Whoever has no one beside it (no "turns" in its job) need not ask.
     """
@@ -249,16 +267,29 @@ class Turn:
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._asks, self._waits = job.get("turns") or (None, None)
 
-    def _say(self, what: bytes) -> None:
+    def _say(self, what: bytes, wait: bool = True) -> None:
         if self._asks is not None:
             os.write(self._asks, what)
-            os.read(self._waits, 1)
+            if wait:
+                os.read(self._waits, 1)
 
-    def __enter__(self) -> None:
-        self._say(b"a")
+    @contextlib.contextmanager
+    def device(self) -> Iterator[None]:
+        """To prove on the device, beside a few others of the run."""
+        self._say(b"u")
+        try:
+            yield
+        finally:
+            self._say(b"w", wait=False)
 
-    def __exit__(self, *_: object) -> None:
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """To time, with everything else of the run at rest."""
         self._say(b"t")
+        try:
+            yield
+        finally:
+            self._say(b"e")
 
 
 def read_job(path: str) -> dict:

@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
         tensorflow.TensorFlowRuntime = lambda *_: None
         measurement.matmul_flops = lambda *_: note("matmul") or 1e9
-        measurement.Measurement = lambda job, data, _, framework, turn: SimpleNamespace(
+        measurement.Measurement = lambda job, data, _, framework, turns: SimpleNamespace(
             process=job["process"], data=data, framework=framework
         )
     sys.exit(benchmark.main(BENCHMARK))

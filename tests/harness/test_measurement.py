@@ -1,5 +1,6 @@
 """What a process measures comes into its record: how long it warmed up, and the GPU's state right after the timed blocks."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,16 +66,22 @@ def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
 
 
 class Entered:
-    """A turn that notes when it begins and ends."""
+    """Turns that are noted when they begin and end."""
 
     def __init__(self, happened):
         self.happened = happened
 
-    def __enter__(self):
-        self.happened.append("its turn")
+    @contextlib.contextmanager
+    def noted(self, what):
+        self.happened.append(what)
+        yield
+        self.happened.append(f"end: {what}")
 
-    def __exit__(self, *_):
-        self.happened.append("its turn is over")
+    def device(self):
+        return self.noted("device")
+
+    def timed(self):
+        return self.noted("its turn")
 
 
 @pytest.mark.parametrize("traces", [True, False])
@@ -82,7 +89,7 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     happened = []
     row = object.__new__(measurement.Measurement)
     row.runtime, row.process, row.device, row._holds_more = SimpleNamespace(sync=lambda: None), 1, "cpu", False
-    row._turn, row._phases = Entered(happened), Anything()
+    row._turns, row._phases = Entered(happened), Anything()
     now = [0.0]
     monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
@@ -113,8 +120,9 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
         trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
     each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove")]
-    timed = ["its turn", "time forward", "time train", "its turn is over"]
-    assert happened == ["trace train", "trace forward"] * traces + each + timed
+    proven = ["device", *each, "end: device"]
+    timed = ["its turn", "time forward", "time train", "end: its turn"]
+    assert happened == ["trace train", "trace forward"] * traces + proven + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]
 
 

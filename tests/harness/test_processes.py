@@ -309,3 +309,113 @@ def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
         processes.run_child(stub(THREE), {"pause_s": 20}, limit_s=300, log=tmp_path / "log", watch=watch)
     now = [child for child in psutil.Process().children() if child not in before]
     assert not [child for child in now if child.status() != psutil.STATUS_ZOMBIE]
+
+
+SIDE_BY_SIDE = """
+import contextlib
+turns, log = processes.Turns(job), os.open(here / "happened", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+say = lambda what: os.write(log, f"{job['name']} {what}\\n".encode())
+say("works")
+time.sleep(job.get("works_s", 0))
+with turns.device():
+    say("uses")
+    time.sleep(job.get("uses_s", 0.2))
+    say("used")
+say("asks")
+with turns.timed():
+    say("times")
+    if job.get("dies"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(job.get("times_s", 0.2))
+    say("timed")
+say("goes on")
+processes.write_result(job, {"name": job["name"]})
+"""
+
+
+@pytest.fixture
+def together(stub, tmp_path):
+    """Callable: jobs, processes at once → (outcomes by name, what happened in order as (name, what))."""
+
+    def run(jobs: dict[str, dict], at_once: int, limit_s: float = 300.0):
+        script, left, outcomes = stub(SIDE_BY_SIDE), list(jobs.items()), {}
+
+        def next_work():
+            if not left:
+                return None
+            name, job = left.pop(0)
+            child = dict(
+                script=script, job={"name": name, **job}, limit_s=limit_s, log=tmp_path / "logs" / f"{name}.log"
+            )
+            return processes.Work(child, lambda outcome: outcomes.update({name: outcome}))
+
+        processes.run_together(next_work, at_once)
+        happened = [line.split(" ", 1) for line in (tmp_path / "happened").read_text().splitlines()]
+        return outcomes, happened
+
+    return run
+
+
+def test_what_is_timed_is_timed_with_all_others_at_rest(together):
+    names = ["a", "b", "c", "d", "e"]
+    outcomes, happened = together(
+        {name: {"works_s": 0.1 * k, "uses_s": 2.0} for k, name in enumerate(names)}, at_once=5
+    )
+    assert {name: outcome.result for name, outcome in outcomes.items()} == {name: {"name": name} for name in names}
+    begins = [place for place, (_, what) in enumerate(happened) if what == "times"]
+    assert len(begins) == 5
+    assert all(happened[place + 1] == [happened[place][0], "timed"] for place in begins), "nothing happened beside it"
+    asked = max(place for place, (_, what) in enumerate(happened) if what == "asks")
+    assert asked < begins[0] and begins[-1] < min(happened.index([name, "goes on"]) for name in names)
+    using = most = 0
+    for _, what in happened:
+        using += {"uses": 1, "used": -1}.get(what, 0)
+        most = max(most, using)
+    assert most == processes.AT_THE_DEVICE
+
+
+def test_others_start_when_there_is_room_and_nobody_times(together):
+    _, happened = together({name: {} for name in "abcdef"}, at_once=2)
+    timed = [(place, name) for place, (name, what) in enumerate(happened) if what == "times"]
+    assert len(timed) == 6 and all(happened[place + 1] == [name, "timed"] for place, name in timed)
+    running = most = 0
+    for _, what in happened:
+        running += {"works": 1, "goes on": -1}.get(what, 0)
+        most = max(most, running)
+    assert most == 2
+
+
+def test_one_that_dies_in_its_turn_holds_up_no_other(together):
+    outcomes, _ = together({"a": {"dies": True}, "b": {}, "c": {}}, at_once=3)
+    assert outcomes["a"].reason == "the process was ended by SIGKILL (out of host memory?)"
+    assert outcomes["b"].result and outcomes["c"].result
+
+
+def test_waiting_counts_neither_as_work_nor_for_the_time_limit(together):
+    outcomes, _ = together(
+        {"a": {"times_s": 6.0}, "b": {"times_s": 6.0}, "c": {"times_s": 6.0}}, at_once=3, limit_s=12.0
+    )
+    assert all(outcome.result and outcome.seconds < 12.0 for outcome in outcomes.values())
+    slow, _ = together({"a": {"times_s": 60.0}, "b": {}}, at_once=2, limit_s=5.0)
+    assert slow["a"].reason == "stopped after its time limit of 5 s (ROW_LIMIT_S)" and slow["b"].result
+
+
+def test_alone_nobody_asks(together):
+    outcomes, happened = together({"a": {}, "b": {}}, at_once=1)
+    assert [name for name, _ in happened] == ["a"] * 7 + ["b"] * 7 and all(o.result for o in outcomes.values())
+
+
+def test_the_end_of_one_leaves_what_another_has_started(stub, tmp_path):
+    helper = "helper = subprocess.Popen(['sleep', '600'], start_new_session=True); note('helper', helper.pid)"
+    last = "time.sleep(3); processes.write_result(job, {'lives': helper.poll() is None})"
+    bodies = [stub(f"{helper}\n{last}").rename(tmp_path / "long.py"), stub("processes.write_result(job, {})")]
+    left, outcomes = [*bodies], []
+
+    def next_work():
+        script = left.pop(0) if left else None
+        arguments = dict(script=script, job={}, limit_s=300.0, log=tmp_path / "logs" / "a.log")
+        return script and processes.Work(arguments, outcomes.append)
+
+    processes.run_together(next_work, 2)
+    assert {"lives": True} in [outcome.result for outcome in outcomes]
+    wait_for(lambda: is_gone(noted(tmp_path, "helper")))
