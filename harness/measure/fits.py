@@ -65,7 +65,7 @@ def inverse_time(rate: float, decay: float = 0.0) -> Callable[[int], float]:
 class Probe:
     """Stands in for a clock: at the end of each epoch's training reads the optimizer, and sets the validation's prediction.
 
-    Every epoch starts from the same weights and a fresh optimizer. `fit` on Keras is told of by `callback`.
+    Every epoch starts from the same weights and a fresh optimizer. `fit` on Keras calls `callback`.
     """
 
     def __init__(self, trial: Any, start: Mapping[str, np.ndarray], bias: str) -> None:
@@ -138,11 +138,11 @@ def differs_in_an_epoch(trial: Any, train: Callable[[Any, Plan], Mapping], plan:
     start[bias] = np.where(np.arange(classes) == most, 0.0, -GAP).astype(start[bias].dtype)
     xv, yv = plan.scored["val_acc"]
     size = min(len(xv), len(xv) % batch_size + 2 * batch_size)
-    told = np.full(size, most, yv.dtype)
-    told[-1] = 0
+    yv = np.full(size, most, yv.dtype)
+    yv[-1] = 0
     probe = Probe(trial, start, bias)
     small = plan._replace(
-        start=start, x=plan.x[: labels.size], y=labels.reshape(-1), epochs=epochs, scored={"val_acc": (xv[:size], told)}
+        start=start, x=plan.x[: labels.size], y=labels.reshape(-1), epochs=epochs, scored={"val_acc": (xv[:size], yv)}
     )
     result = train(probe, small)
 

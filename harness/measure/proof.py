@@ -342,8 +342,8 @@ class Proof:
             other = trial.stack_results(1)
             same = [name for name, array in found.items() if np.array_equal(array, other.get(name))]
             if same:
-                told = f"{', '.join(same)} are the same for another batch: they were not computed anew"
-                self.failures.setdefault("gradients", told)
+                why = f"{', '.join(same)} are the same for another batch: they were not computed anew"
+                self.failures.setdefault("gradients", why)
         self.losses("the stack's passes", losses, reference["stack_losses"])
 
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
@@ -442,11 +442,11 @@ class Proof:
         `at_work`: per block, the thread of Python that was at work when its clock stopped, or "".
         """
         if all(at_work):
-            told = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
-            self.failures.setdefault("clock", told)
+            why = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
+            self.failures.setdefault("clock", why)
         if all(not lag <= limit for lag, limit in zip(lag_s, limit_s, strict=True)):
-            told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
-            self.failures.setdefault("clock", told)
+            why = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
+            self.failures.setdefault("clock", why)
 
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.

@@ -11,12 +11,12 @@ from harness.report.curves import Curve
 from harness.report.provenance import (
     data_of,
     differences,
+    in_words,
     is_embedded,
     listed,
     machine_line,
     spread,
     throttling,
-    told,
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
@@ -248,7 +248,7 @@ def foot(
     lines = []
     embedded = spread(filter(is_embedded, present), data_of)
     if embedded:
-        lines.append(f"**Embedded data, not the published set**: {told(embedded)}.")
+        lines.append(f"**Embedded data, not the published set**: {in_words(embedded)}.")
     lines += differences(present)
     timed = [record for record in present if record["status"] == "ok" and record["blocks_ms"]]
     lines += [how_measured(timed, spec)] if timed else []

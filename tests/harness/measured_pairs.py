@@ -170,8 +170,8 @@ def medians_of(run: Path, plan: Plan) -> dict[str, list[float]]:
     medians = {record["row"]: [statistics.median(blocks) for blocks in record["blocks_ms"]] for record in found}
     short = [row for row in plan.rows if len(medians.get(row, [])) < verdicts.MIN_PROCESSES]
     if problems or short:
-        told = problems[0] if problems else f"row {short[0]} has too few processes, expected {verdicts.MIN_PROCESSES}"
-        raise UserError(f"{run}: {told}; see {run / 'logs'}")
+        why = problems[0] if problems else f"row {short[0]} has too few processes, expected {verdicts.MIN_PROCESSES}"
+        raise UserError(f"{run}: {why}; see {run / 'logs'}")
     return {row: medians[row] for row in plan.rows}
 
 
