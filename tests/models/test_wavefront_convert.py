@@ -9,6 +9,7 @@ from models.cudnn.convert import from_keras_layers as cudnn_from_keras_layers
 from models.cudnn.convert import from_wavefront, to_wavefront
 from models.cudnn.layers import CudnnLSTMLayer
 from models.wavefront.convert import from_keras_layers, from_torch, to_keras_layers, to_torch
+from models.wavefront.keras_config import PENALTIES
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec
 from models.weights import layouts
@@ -164,6 +165,28 @@ def test_regularizers_constraints_trainable_and_the_inner_policy_are_taken_over_
     for each in back:
         each.dtype_policy = "float32"  # of the wrapper alone, where there is one
     assert from_keras_layers(back).dtype_policy.name == ("mixed_float16" if inner else "float32")
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_penalty_that_cudnn_has_no_counterpart_of_is_named(name):
+    given = layer(2, name="stack", **{name: "l2" if name.endswith("regularizer") else "non_neg"})
+    with pytest.raises(ValueError, match=f"stack: {name}=.* given, CudnnLSTMLayer has no counterpart, expected None"):
+        from_wavefront(given)
+
+
+def test_trainable_and_activity_regularizer_are_taken_over_between_wavefront_and_cudnn():
+    made = from_wavefront(layer(2, trainable=False, activity_regularizer=keras.regularizers.L2(0.1)))
+    for each in (made, to_wavefront(made)):
+        assert not each.trainable and each.activity_regularizer.get_config() == {"l2": pytest.approx(0.1)}
+
+
+def test_states_that_are_kept_between_batches_are_not_dropped_between_wavefront_and_cudnn():
+    for kind, convert in ((WavefrontLSTM, from_wavefront), (CudnnLSTMLayer, to_wavefront)):
+        given = kind(UNITS, stateful=True)
+        given.build((BATCH, None, FEATURES))
+        with pytest.raises(ValueError, match="stateful: True given, expected False"):
+            convert(given)
+        assert_same(convert(given, stateful=False).get_canonical(), given.get_canonical())
 
 
 def test_what_keras_layers_do_not_share_or_a_stack_does_otherwise_is_named():
