@@ -54,6 +54,13 @@ def keras_layers(spec: layouts.StackSpec, return_sequences: bool = False, dtype:
     return made
 
 
+def recurrent_biases(made) -> np.ndarray:
+    """cuDNN's second bias of each gate, which the layers keep at 0 but for a GRU's."""
+    _, biases = layouts.cudnn_flat_to_list(made.params.numpy(), made.spec)
+    names = [name for name, _ in layouts.cudnn_biases(made.spec)]
+    return np.concatenate([bias for name, bias in zip(names, biases, strict=True) if " b_R" in name])
+
+
 def error(a, b) -> float:
     """max|a - b| / max|b|."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

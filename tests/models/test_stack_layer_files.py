@@ -11,12 +11,11 @@ import tensorflow as tf
 from models.cudnn.convert import LAYERS
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
-from tests import cudnn_layer_cases, wavefront_cases
-from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MODES, TIME, UNITS, random
+from tests import cudnn_layer_cases
+from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, TIME, UNITS, random
+from tests.wavefront_cases import KINDS, NORMALIZED, parameters, stack_layer
 
 X = INPUTS.astype("float32")
-NORMALIZED = "wavefront, normalized"
-KINDS = ["wavefront", NORMALIZED, *MODES]
 kinds = pytest.mark.parametrize("kind", KINDS)
 one_of_each = pytest.mark.parametrize("kind", ["wavefront", "lstm"])
 
@@ -83,11 +82,7 @@ def test_a_file_holds_the_canonical_tensors(kind, tmp_path):
     model = network(kind, direction="bidirectional")
     model.save_weights(tmp_path / "model.weights.h5")
     made = model.layers[0]
-    names = (
-        layouts.canonical_shapes(made.spec)
-        if kind in LAYERS
-        else wavefront_cases.parameters(made.spec, kind == NORMALIZED)
-    )
+    names = layouts.canonical_shapes(made.spec) if kind in LAYERS else parameters(made.spec, kind == NORMALIZED)
     with h5py.File(tmp_path / "model.weights.h5") as file:
         stored = stored_in(file, f"{made.mode}_0.forward.kernel")
         assert set(stored) == {name.replace("/", ".") for name in names}
@@ -109,8 +104,7 @@ def test_a_float64_layer_reads_a_float32_file_and_the_other_way_round(kind, tmp_
 
 @one_of_each
 def test_a_stateful_model_and_one_trained_on_are_saved_whole(kind, tmp_path):
-    case = dict(dtype="float32", stateful=True)
-    made = wavefront_cases.layer(2, **case) if kind == "wavefront" else cudnn_layer_cases.layer(kind, **case)
+    made = stack_layer(kind, 2, dtype="float32", stateful=True)
     model = keras.Sequential([keras.Input(batch_shape=(BATCH, TIME, FEATURES)), made, keras.layers.Dense(1)])
     model.compile("adam", "mse", jit_compile=False)
     model.fit(X, random(BATCH, 1), batch_size=BATCH, epochs=2, verbose=0)
