@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from harness.compare import __main__ as compare
 from harness.compare import verdicts
@@ -289,14 +289,9 @@ def run(out: Path, device: str | None, runs: int, cores: str | None) -> bool:
     return is_kept(result["counts"])
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; UserError for a wrong one."""
-    parser = _Parser(
+    parser = compare.Parser(
         prog="python -m tests.harness.measured_pairs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
