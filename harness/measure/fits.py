@@ -29,9 +29,8 @@ GAP = 1000.0  # between the largest bias and the others: a softmax of exactly 1 
 STEPS, FEWEST_EPOCHS = 4, 3  # of the small training: steps of an epoch, epochs
 TAGS = 3  # sequences of a class, which follow each other in one batch of the data
 CHANCE = 1e-6  # with which an honest order may look like one that was not drawn
-MOMENT_LIMIT = (
-    4e-3  # in sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more
-)
+# In sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more.
+MOMENT_LIMIT = 4e-3
 RATE_LIMIT = 1e-4  # relative; float32's 1 − β₂^t is off by up to 3e-5
 
 

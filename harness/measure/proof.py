@@ -45,9 +45,8 @@ CURVE_STEPS = 6  # reference losses; every timed block's first losses are compar
 SPREAD_STEPS = 12  # as many as are left of the curve, where that ends early
 SPREAD_LIMIT = 0.05  # how far the blocks' losses may lie apart at the same step
 DROPOUT_SPREAD_LIMIT = 0.7  # the same where every block draws its own dropout masks
-TO_HOST_LIMIT = (
-    1024  # bytes in a step, in copies of over harness.frameworks.profiles.SMALL_COPY bytes: metrics, and no tensor
-)
+# Bytes in a step, in copies of over harness.frameworks.profiles.SMALL_COPY bytes: metrics, and no tensor.
+TO_HOST_LIMIT = 1024
 MEANS_LIMIT = 0.25  # how far the blocks' mean losses may lie apart: that tells a training from none
 
 
@@ -83,9 +82,8 @@ SLACK = 4.0
 # Times what coarse rounding of the weights does to a classifier, whose relu turns on or off: of the reference with products of 10
 # bits, rounded, on 16 seeds of MNIST and the digits, errors are half of that at most; without it 2 of 16 fail.
 COARSE = {"fp32": 0.0, "tf32": 2.0, "fp16": 2.0}
-ALONG_LIMIT = (
-    0.1  # how far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05
-)
+# How far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05.
+ALONG_LIMIT = 0.1
 CLIPPED_LIMIT = 0.05  # the same of gradients on the other side of the bound of clipping
 CURVE_END = 100.0  # times LIMITS' loss: a limit beyond that would tell nothing
 STORED = 2.0**-24  # rounding of a float32 weight, which is the master's in every precision

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from harness.errors import UserError
 
 OLDEST = 525  # driver for CUDA 12, in which TensorFlow is built
-NEWER = (
-    580  # driver for CUDA 13, in which PyTorch and JAX are built; requirements-*-cuda12.txt serve the drivers before it
-)
+# Driver for CUDA 13, in which PyTorch and JAX are built; requirements-*-cuda12.txt serve the drivers before it.
+NEWER = 580
 LEAST = (6, 0)  # compute capability that TensorFlow is built for
 NEWER_LEAST = (7, 5)  # that CUDA 13 still knows
 LIMIT_S = 30  # a driver that hangs does not answer
