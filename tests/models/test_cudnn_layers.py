@@ -1,7 +1,5 @@
 """The layers of models/cudnn/layers.py: compared with stacks of Keras' own, and what a Keras layer has to do."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from models.cudnn import layers as cudnn_layers
 from models.cudnn import rnn
 from models.cudnn.layers import CudnnLSTMLayer, CudnnRNNReluLayer
 from models.weights import layouts
+from tests.comparing import error
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,
@@ -21,36 +20,21 @@ from tests.cudnn_layer_cases import (
     MODES,
     TIME,
     UNITS,
-    error,
+    initial_state,
     keras_layers,
     layer,
     random,
     recurrent_biases,
 )
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 FLOAT64 = 1e-12  # between two ways to compute the same; measured: 1e-15
-FLAGS = list(itertools.product((False, True), repeat=3))
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(rnn, "_resolve", lambda use_cudnn: use_cudnn is not False)
-
-
-def through(layers, x, **kwargs):
-    for each in layers:
-        x = each(x, **kwargs)
-    return x
-
-
-def initial_state(made, seed=5):
-    return [random(*shape, seed=seed + k) for k, shape in enumerate(made._state_shapes(BATCH))]
 
 
 # --- what it computes ---------------------------------------------------------------------------------------------------

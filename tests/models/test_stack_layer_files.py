@@ -6,7 +6,6 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.cudnn.convert import LAYERS
 from models.wavefront.layer import WavefrontLSTM
@@ -15,15 +14,11 @@ from tests import cudnn_layer_cases
 from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, TIME, UNITS, random
 from tests.wavefront_cases import KINDS, NORMALIZED, parameters, stack_layer
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 X = INPUTS.astype("float32")
 kinds = pytest.mark.parametrize("kind", KINDS)
 one_of_each = pytest.mark.parametrize("kind", ["wavefront", "lstm"])
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 def network(kind, num_layers=2, units=UNITS, features=FEATURES, dtype="float32", **kwargs):

@@ -12,6 +12,7 @@ from models.cudnn.convert import LAYERS
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
 from tests import cudnn_layer_cases
+from tests.comparing import error
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,
@@ -22,34 +23,21 @@ from tests.cudnn_layer_cases import (
     MODES,
     TIME,
     UNITS,
-    error,
+    initial_state,
     keras_layers,
     random,
     recurrent_biases,
+    through,
 )
 from tests.wavefront_cases import KINDS, NORMALIZED, parameters, stack_layer
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 FLOAT64 = 1e-12  # between two ways to compute the same; measured: 1e-15
 PLAIN = ["wavefront", *MODES]  # what Keras has layers of
 CLASSES = {"wavefront": WavefrontLSTM, NORMALIZED: WavefrontLSTM, **LAYERS}
 one_of_each = pytest.mark.parametrize("kind", ["wavefront", "lstm"])
 directions = pytest.mark.parametrize("direction", DIRECTIONS)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
-
-
-def initial_state(made, seed=5):
-    return [random(*shape, seed=seed + k) for k, shape in enumerate(made._state_shapes(BATCH))]
-
-
-def through(layers, x):
-    for each in layers:
-        x = each(x)
-    return x
 
 
 # --- what it computes ---------------------------------------------------------------------------------------------------

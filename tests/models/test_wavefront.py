@@ -1,6 +1,5 @@
 """WavefrontLSTM as a Keras layer: compared with stacks of keras.layers.LSTM, and what a Keras layer has to do."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import tensorflow as tf
 from models.wavefront import layer as wavefront
 from models.wavefront.layer import WavefrontLSTM
 from tests import cudnn_layer_cases
+from tests.comparing import error
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,
@@ -22,29 +22,14 @@ from tests.cudnn_layer_cases import (
     MASK,
     TIME,
     UNITS,
-    error,
+    initial_state,
     random,
 )
 from tests.wavefront_cases import layer, numpy_stack, parameters
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 FLOAT64 = 1e-12  # between two ways to compute the same; measured: 1e-15
-FLAGS = list(itertools.product((False, True), repeat=2))
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
-
-
-def initial_state(made, seed=5):
-    return [random(*shape, seed=seed + k) for k, shape in enumerate(made._state_shapes(BATCH))]
-
-
-def through(layers, x):
-    for each in layers:
-        x = each(x)
-    return x
 
 
 def loss_and_gradients(run, x, variables):

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.cudnn.convert import from_keras_layers as cudnn_from_keras_layers
 from models.cudnn.convert import from_wavefront, to_wavefront
@@ -14,28 +13,13 @@ from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec
 from models.weights import layouts
 from tests import cudnn_layer_cases
-from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
+from tests.comparing import error
+from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, assert_same, keras_layers, through
 from tests.wavefront_cases import layer, parameters
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 FLOAT64 = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
-
-
-def through(layers, x):
-    for each in layers:
-        x = each(x)
-    return x
-
-
-def assert_same(given, expected):
-    assert list(given) == list(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(given[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("return_sequences", [False, True])
