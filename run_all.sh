@@ -35,7 +35,7 @@ else
   fi
   if [ $look = no ] && [ $peers = yes ] && [ $current = yes ]; then choose_build "$@"; fi
   if [ $look = no ] && { [ $current = no ] || { [ $peers = yes ] && ! peers_are_current; }; }; then
-    # A mistake in the options is told before minutes of installing.
+    # A mistake in the options is reported before minutes of installing.
     "$python" -c 'import sys; from harness.run.suite import check; sys.exit(check(sys.argv[1:]))' "$@"
     if [ $current = no ]; then
       choose_build "$@"

@@ -63,14 +63,10 @@ class Row:
         PyTorch's profile counts launches; the others' count the ops of a graph or program, however often it runs.
         """
         found = self.expected(num_layers, time_steps, device)
-        if (
-            self.framework == "jax" and steps > 1
-        ):  # what stages the data of several steps are programs, and may have loops
-            found = {
-                **found,
-                "ops": {op: count for op, count in found["ops"].items() if op != JAX_PROGRAM},
-                "passes": {},
-            }
+        # What stages the data of several steps are programs, and may have loops.
+        if self.framework == "jax" and steps > 1:
+            ops = {op: count for op, count in found["ops"].items() if op != JAX_PROGRAM}
+            found = {**found, "ops": ops, "passes": {}}
         if self.framework != "torch":
             return found
         counted = {key: found[key] for key in ("ops", "train_ops", "passes") if key in found}
@@ -272,9 +268,8 @@ TORCH_SCRIPT = "forward"  # a scripted module's call; an eager one leaves no suc
 TORCH_COMPILED = r"## Call CompiledFxGraph.*"
 TORCH_MATMUL = r"aten::(add)?mm"
 TORCH_OPTIMIZER = r"aten::_fused_(adam|sgd)_"  # one call for all tensors
-TORCH_LOSS = (
-    r"aten::nll_loss(2d)?_(forward|backward)"  # one of each in a step, where torch.compile has not made others of them
-)
+# One of each in a step, where torch.compile has not made others of them.
+TORCH_LOSS = r"aten::nll_loss(2d)?_(forward|backward)"
 KERAS_TORCH_UPDATE = "aten::_foreach_add_"  # Keras' optimizers on PyTorch: some calls for all tensors together
 GRAPH_LAUNCH = "cudaGraphLaunch"
 _NOT_BESIDE_A_GRAPH = (

@@ -57,7 +57,47 @@ def dropout_off(model: Any) -> Iterator[None]:
         model.set_dropout_rate(rate)
 
 
-class LanguageModelTrial:
+class Trial:
+    """What the proof asks of every network, in terms of what each framework does."""
+
+    # -- of each framework ---------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Weights, optimizer and states as they were at the start; copies on the device."""
+        raise NotImplementedError
+
+    def numpy(self, tensor: Any) -> np.ndarray:
+        """A copy on the host."""
+        raise NotImplementedError
+
+    def _weights(self) -> Sequence:
+        """All weights now, in the order of `_canonical`; so is `_applied`."""
+        raise NotImplementedError
+
+    def _applied(self) -> Sequence:
+        """The gradients that the one step since `restore` applied."""
+        raise NotImplementedError
+
+    def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
+        """Tensors in the order of the weights (gradients, an optimizer's moments) under canonical names."""
+        raise NotImplementedError
+
+    # -- what the proof needs ------------------------------------------------------------------------------------------
+
+    def graph_mismatch(self) -> str:
+        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
+        return ""
+
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """After exactly one step since `restore`: the gradients that the optimizer applied."""
+        return self._canonical(self._applied())
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All weights now, in the canonical form."""
+        return self._canonical(self._weights())
+
+
+class LanguageModelTrial(Trial):
     """A language model as the proof needs it: the same callables that are timed, on batches that lie on the device.
 
     Attributes of a subclass:
@@ -71,9 +111,8 @@ class LanguageModelTrial:
     """
 
     time_major = False
-    update_rounding = (
-        0.0  # by how large a part the framework's own clipping makes all updates too large, where that is known
-    )
+    # By how large a part the framework's own clipping makes all updates too large, where that is known.
+    update_rounding = 0.0
 
     # -- of each framework ---------------------------------------------------------------------------------------------
 
@@ -85,16 +124,8 @@ class LanguageModelTrial:
         """Logits and loss with training=False; returns the loss, a device scalar."""
         raise NotImplementedError
 
-    def restore(self) -> None:
-        """Weights, optimizer and states as they were at the start; copies on the device."""
-        raise NotImplementedError
-
     def set_dropout_rate(self, rate: float) -> None:
         """For all steps from now on, by the same callable."""
-        raise NotImplementedError
-
-    def numpy(self, tensor: Any) -> np.ndarray:
-        """A copy on the host."""
         raise NotImplementedError
 
     def stacked(self, losses: Sequence) -> np.ndarray:
@@ -119,14 +150,6 @@ class LanguageModelTrial:
             mean(outputs²), a device scalar, the outputs, and the gradients by the inputs and by each of the stack's parameters:
             all are results of what is timed, so that none can be left out as unused.
         """
-        raise NotImplementedError
-
-    def _weights(self) -> Sequence:
-        """All weights now: embedding, the stack's, dense_0's kernel and bias; so is `_applied`."""
-        raise NotImplementedError
-
-    def _applied(self) -> Sequence:
-        """The gradients that the one step since `restore` applied."""
         raise NotImplementedError
 
     def _moments(self) -> tuple[float, Sequence, Sequence] | None:
@@ -228,21 +251,9 @@ class LanguageModelTrial:
             self._set_learning_rate(rate)
             self.start_from(start, None)
 
-    def graph_mismatch(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
-        return ""
-
     def without_dropout(self) -> contextlib.AbstractContextManager:
         """Context in which the dropout rate, a variable of the step, is 0."""
         return dropout_off(self)
-
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
-        return self._canonical(self._applied())
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self._weights())
 
     def _canonical(self, tensors: Sequence) -> dict[str, np.ndarray]:
         return canonical_of(self.stack, [self.numpy(tensor) for tensor in tensors])
@@ -314,7 +325,7 @@ def dropout_losses_of_fit(trial: Any, count: int) -> np.ndarray:
 NO_DROPOUT = (0.0, 0.0, 0.0)  # between the LSTM layers, after the last one, after every relu layer
 
 
-class ClassifierTrial:
+class ClassifierTrial(Trial):
     """A classifier with a training loop of its own, as the proof needs it: the steps that `fit` times, on its own batches.
 
     Attributes of a subclass:
@@ -326,16 +337,8 @@ class ClassifierTrial:
 
     # -- of each framework ---------------------------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Weights and optimizer as they were at the start; copies on the device."""
-        raise NotImplementedError
-
     def timed_steps(self, count: int) -> np.ndarray:
         """Losses [count] of training on the first `count` batches, in order, with dropout."""
-        raise NotImplementedError
-
-    def numpy(self, tensor: Any) -> np.ndarray:
-        """A copy on the host."""
         raise NotImplementedError
 
     def _stage(self, x: np.ndarray, y: np.ndarray) -> Any:
@@ -368,14 +371,6 @@ class ClassifierTrial:
 
     def _set_rates(self, rates: tuple[float, float, float]) -> None:
         """Of dropout, for all steps from now on."""
-        raise NotImplementedError
-
-    def _weights(self) -> Sequence:
-        """All weights now: the stack's, then kernel and bias of every dense layer; so is `_applied`."""
-        raise NotImplementedError
-
-    def _applied(self) -> Sequence:
-        """The gradients that the one step since `restore` applied."""
         raise NotImplementedError
 
     def _set_start(self, arrays: Sequence[np.ndarray]) -> None:
@@ -445,18 +440,6 @@ class ClassifierTrial:
             yield
         finally:
             self._set_rates(self.rates)
-
-    def graph_mismatch(self) -> str:
-        """How the timed step differs from the one that the proof ran; "" where they are one callable."""
-        return ""
-
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """After exactly one step since `restore`: the gradients that the optimizer applied."""
-        return self._canonical(self._applied())
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """All weights now, in the canonical form."""
-        return self._canonical(self._weights())
 
     def moments(self) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The optimizer now: steps that it has taken since `restore`, Adam's first and second moments."""

@@ -61,13 +61,19 @@ def language_model_reference(ptb: bool = False) -> dict:
 
 def language_model(row: str, precision: str, ptb: bool = False):
     """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout."""
-    made, start = rows.TENSORFLOW[row], language_model_start()
-    if not ptb:
-        return made.build(*start, ("Adam", 1e-3), precision=precision, loss_scale=LOSS_SCALE)
-    return made.build(
-        *start, ("SGD", 1.0), precision=precision, loss_scale=LOSS_SCALE / STEPS, reduction="sum_over_time",
-        clip_norm=CLIP_NORM, keep_prob=0.5, carry_states=True,
-    )  # fmt: skip
+    return build_language_model(rows.TENSORFLOW[row], precision, ptb)
+
+
+def build_language_model(made: rows.Row, precision: str, ptb: bool, **options):
+    """The row `made` with the settings of stacked_lm.py, or with `ptb` of ptb.py with dropout; options: others."""
+    optimizer, settings = ("Adam", 1e-3), {"loss_scale": LOSS_SCALE}
+    if ptb:
+        optimizer = ("SGD", 1.0)
+        settings = dict(
+            loss_scale=LOSS_SCALE / STEPS, reduction="sum_over_time", clip_norm=CLIP_NORM, keep_prob=0.5,
+            carry_states=True,
+        )  # fmt: skip
+    return made.build(*language_model_start(), optimizer, precision=precision, **settings | options)
 
 
 def sentence_model(use_cudnn: bool, give_lengths: bool):
@@ -158,6 +164,23 @@ def classifier(row: str, precision: str):
         loss_scale=LOSS_SCALE / 4, optimizer=keras.optimizers.Adam(schedule), seed=1,
     )  # fmt: skip
     return ClassifierTrial(model, *classifier_start(), BATCH)
+
+
+def build_classifier_of(made: rows.Row, precision: str, dropout: float = 0.2, **options):
+    """A row of mnist.py that is no Keras model, with dropout; options: of its factory."""
+    return made.build(
+        *classifier_start(), BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(dropout, dropout / 2), dense_dropout=dropout,
+        precision=precision, loss_scale=LOSS_SCALE / 4, seed=1, **options,
+    )  # fmt: skip
+
+
+def assert_outputs_are_of(precision: str, trial) -> None:
+    """A classifier's outputs fail the proof of every other precision."""
+    trial.restore()
+    for label in {"fp32", "tf32", "fp16"} - {precision}:
+        proof = Proof(label)
+        proof.outputs(trial.outputs(), classifier_reference()["outputs"])
+        assert "precision" in proof.failures
 
 
 def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:

@@ -7,7 +7,8 @@ from harness.measure.proof import Proof
 from models import rows
 from models.reference import expected, networks
 from models.weights import canonical
-from tests.language_models import error, run_eagerly
+from tests.comparing import error
+from tests.language_models import run_eagerly
 
 TIME, FEATURES, UNITS, LAYERS, DENSE, CLASSES, BATCH = 3, 4, 6, 2, (8,), 3, 7
 SHAPES = canonical.classifier_shapes(FEATURES, UNITS, LAYERS, DENSE, CLASSES)

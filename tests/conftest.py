@@ -59,3 +59,33 @@ def tensorflow_runtime():
     if runtime._tf.config.list_logical_devices("GPU"):
         pytest.skip("proves on the CPU, and TensorFlow would use the GPU: set CUDA_VISIBLE_DEVICES= to run it")
     return runtime
+
+
+@pytest.fixture
+def on_the_cpu():
+    """TensorFlow computes on the CPU, whether or not there is a GPU."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def jax_runtime():
+    """harness.frameworks.jax.JaxRuntime of this process: cpu, fp32."""
+    jax = pytest.importorskip("jax")
+    from tests import jax_cases
+
+    before = jax.config.jax_default_matmul_precision
+    yield jax_cases.make_runtime("cpu", "fp32")
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+@pytest.fixture
+def jax_float64():
+    """JAX computes in float64 where it is asked to."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

@@ -55,12 +55,6 @@ def upstream(results, seed: int = 1) -> list[np.ndarray]:
     return [rng.normal(size=tuple(r.shape)).astype(r.dtype.as_numpy_dtype) for r in results]
 
 
-def error(a: np.ndarray, b: np.ndarray) -> float:
-    """max|a - b| / max|b|."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(np.abs(a - b).max() / np.abs(b).max())
-
-
 def dropout_of_positive_inputs(
     rate: float, seed: int = 0, is_training: bool = True, **kwargs
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,26 @@ def keras_layers(spec: layouts.StackSpec, return_sequences: bool = False, dtype:
     return made
 
 
-def error(a, b) -> float:
-    """max|a - b| / max|b|."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(np.abs(a - b).max() / np.abs(b).max())
+def through(layers, x):
+    for each in layers:
+        x = each(x)
+    return x
+
+
+def initial_state(made, seed: int = 5) -> list[np.ndarray]:
+    """Of a batch of BATCH sequences, in the form that a call of the layer takes."""
+    return [random(*shape, seed=seed + k) for k, shape in enumerate(made._state_shapes(BATCH))]
+
+
+def assert_same(given, expected) -> None:
+    """Arrays by name, in one order."""
+    assert list(given) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(given[name], array, err_msg=name)
+
+
+def recurrent_biases(made) -> np.ndarray:
+    """cuDNN's second bias of each gate, which the layers keep at 0 but for a GRU's."""
+    _, biases = layouts.cudnn_flat_to_list(made.params.numpy(), made.spec)
+    names = [name for name, _ in layouts.cudnn_biases(made.spec)]
+    return np.concatenate([bias for name, bias in zip(names, biases, strict=True) if " b_R" in name])

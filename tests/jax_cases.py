@@ -30,15 +30,7 @@ def make_runtime(device: str, precision: str) -> JaxRuntime:
 
 def language_model(row: str, precision: str, ptb: bool = False, **options):
     """A row of stacked_lm.py, or with `ptb` one of ptb.py with dropout, as in tests.cases."""
-    settings, optimizer = {"loss_scale": cases.LOSS_SCALE}, ("Adam", 1e-3)
-    if ptb:
-        optimizer = ("SGD", 1.0)
-        settings = dict(
-            loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time", clip_norm=cases.CLIP_NORM,
-            keep_prob=0.5, carry_states=True,
-        )  # fmt: skip
-    made = rows.LANGUAGE_MODEL[row]
-    return made.build(*cases.language_model_start(), optimizer, precision=precision, **settings | options)
+    return cases.build_language_model(rows.LANGUAGE_MODEL[row], precision, ptb, **options)
 
 
 def kernel_of(row: str, device: str) -> Kernel:

@@ -8,6 +8,7 @@ import pytest
 
 from models import rows
 from models.weights import canonical
+from tests.comparing import error
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME = 13, 6, 2, 3, 5
 SHAPES = canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS)
@@ -17,10 +18,6 @@ TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, (4, 2, BATCH, TIME))
 TOKENS[0, 0] = 7  # one word, many times: the rows of the embedding's (in TensorFlow sparse) gradient overlap
 BATCHES = [tuple(pair) for pair in TOKENS]
 FLOAT32 = 1e-5  # max|a - b| / max|b| of a few steps; measured: up to 1.3e-6
-
-
-def error(a, b):
-    return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
 
 
 def assert_close(given, wanted, limit=FLOAT32):

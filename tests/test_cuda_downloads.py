@@ -43,8 +43,8 @@ print("cuDNN", "found" if torch.backends.cudnn.version() else "missing")
 JAX = """
 import ctypes, pathlib, re, subprocess, jax_plugins.xla_cuda13
 plugin = pathlib.Path(jax_plugins.xla_cuda13.__file__).with_name("xla_cuda_plugin.so")
-told = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True).stdout
-folders = re.search(r"R(?:UN)?PATH.*\\[(.*)\\]", told)[1].replace("$ORIGIN", str(plugin.parent)).split(":")
+dynamic = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True).stdout
+folders = re.search(r"R(?:UN)?PATH.*\\[(.*)\\]", dynamic)[1].replace("$ORIGIN", str(plugin.parent)).split(":")
 for name in ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcufft.so.12", "libcusolver.so.12",
              "libcusparse.so.12", "libcupti.so.13", "libnccl.so.2", "libnvJitLink.so.13", "libnvshmem_host.so.3"):
     places = [place for folder in folders if (place := pathlib.Path(folder, name)).exists()]

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from models.cudnn.convert import LAYERS
 from tests import cases
-from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, MODES, UNITS, error, random, weights
+from tests.comparing import error
+from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, MODES, UNITS, random, weights
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from models.cudnn.saveable import CudnnLSTMSaveable, restore
 from tests import cases, cudnn_cases
-from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, LENGTHS, TIME, UNITS, error
+from tests.comparing import error
+from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, LENGTHS, TIME, UNITS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
 

@@ -37,10 +37,7 @@ def gpu():
 def trial_of(row: str, precision: str, dropout: float = 0.2, **options):
     """As mnist.py makes it, at the size of tests.cases."""
     torch.compiler.reset()
-    return PEERS[row].build(
-        *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(dropout, dropout / 2),
-        dense_dropout=dropout, precision=precision, device="cuda:0", loss_scale=cases.LOSS_SCALE / 4, seed=1, **options,
-    )  # fmt: skip
+    return cases.build_classifier_of(PEERS[row], precision, dropout, device="cuda:0", **options)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])

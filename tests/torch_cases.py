@@ -18,15 +18,7 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     import torch
 
     torch.compiler.reset()  # a function is compiled a few times only, whatever model calls it
-    made, start = rows.PYTORCH[row], cases.language_model_start()
-    settings, optimizer = {"loss_scale": cases.LOSS_SCALE}, ("Adam", 1e-3)
-    if ptb:
-        optimizer = ("SGD", 1.0)
-        settings = dict(
-            loss_scale=cases.LOSS_SCALE / cases.STEPS, reduction="sum_over_time", clip_norm=cases.CLIP_NORM,
-            keep_prob=0.5, carry_states=True,
-        )  # fmt: skip
-    return made.build(*start, optimizer, precision=precision, device=device, **settings | options)
+    return cases.build_language_model(rows.PYTORCH[row], precision, ptb, device=device, **options)
 
 
 def kernel_of(row: str, device: str) -> Kernel:

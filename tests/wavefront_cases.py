@@ -10,8 +10,11 @@ import numpy as np
 
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
-from tests.cudnn_layer_cases import BATCH, FEATURES, UNITS, random, weights
+from tests import cudnn_layer_cases
+from tests.cudnn_layer_cases import BATCH, FEATURES, MODES, UNITS, random, weights
 
+NORMALIZED = "wavefront, normalized"
+KINDS = ("wavefront", NORMALIZED, *MODES)  # of layers that are a whole stack
 STEP = 1e-30
 EPSILON = 1e-3  # of layer normalisation, as in keras.layers.LayerNormalization
 
@@ -22,6 +25,13 @@ def layer(num_layers: int = 2, direction: str = "unidirectional", dtype: str = "
     made.build((BATCH if kwargs.get("stateful") else None, None, FEATURES))
     made.set_canonical(parameters(made.spec, made.layer_normalization))
     return made
+
+
+def stack_layer(kind: str, *arguments, **kwargs):
+    """A layer of one of KINDS: `layer` of this file, or that of cudnn_layer_cases."""
+    if kind in MODES:
+        return cudnn_layer_cases.layer(kind, *arguments, **kwargs)
+    return layer(*arguments, layer_normalization=kind == NORMALIZED, **kwargs)
 
 
 def parameters(spec: layouts.StackSpec, normalized: bool = False, seed: int = 0) -> dict[str, np.ndarray]:

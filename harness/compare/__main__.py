@@ -35,14 +35,16 @@ def percentage(option: str, text: str, most: float) -> float:
     return float(text.rstrip("% ")) / 100
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A wrong command line is a UserError."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see --help")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, with percentages as fractions; UserError for a wrong one."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m harness.compare",
         description="Which rows are faster or slower after than before? Markdown on standard output.",
         epilog="Exit status: 0 compared; 1 with --fail-if-slower: a row is slower by more than that, or failed or is missing "

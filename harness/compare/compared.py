@@ -94,7 +94,7 @@ def page(
     """The comparison in markdown."""
     lines = [f"# {plain(options.before)} → {plain(options.after)}", ""]
     for when, run, own in zip(("before", "after"), (options.before, options.after), runs, strict=True):
-        code = provenance.told_of_run(own, provenance.code_of)
+        code = provenance.run_in_words(own, provenance.code_of)
         lines.append(f"- {when}: {plain(run)}: {provenance.machine_line(own)}" + (f", {code}" if code else ""))
     lines += ["", "## What differs", "", *what_differs(pairs), ""]
     counts = {verdict: sum(bool(p.judged) and p.judged.verdict == verdict for p in pairs) for verdict in COUNTED}
@@ -184,7 +184,7 @@ def document(
 ) -> dict[str, Any]:
     """The comparison as what JSON holds; `slower_than` and `too_slow` are null without --fail-if-slower."""
     sides = [
-        {"run": run, "machine": provenance.machine_line(own), "code": provenance.told_of_run(own, provenance.code_of)}
+        {"run": run, "machine": provenance.machine_line(own), "code": provenance.run_in_words(own, provenance.code_of)}
         for run, own in zip((options.before, options.after), runs, strict=True)
     ]
     rows = []

@@ -124,9 +124,8 @@ def differences(before: Mapping, after: Mapping, across: str | None) -> list[Dif
     for (kind, what), fact in facts.items():
         first, second = fact(before), fact(after)
         if first != second:
-            timing = (
-                kind == "settings" and settings.changed_by(what) == Changes.TIMING
-            )  # how long is measured, not what
+            # Of a setting that changes how long is measured, and not what, no verdict says so.
+            timing = kind == "settings" and settings.changed_by(what) == Changes.TIMING
             marks = kind != "code" and not timing and None not in (first, second)
             found.append(Difference(kind, what, *("unknown" if v is None else str(v) for v in (first, second)), marks))
     return found

@@ -287,12 +287,5 @@ def _reason(embedded: bool | str) -> str:
 def _facts(
     name: str, title: str, source: str, where: str, reason: str, sha256: dict[str, str], notes: list[str]
 ) -> dict[str, Any]:
-    return {
-        "name": name,
-        "title": title,
-        "source": source,
-        "where": where,
-        "reason": reason,
-        "sha256": sha256,
-        "notes": notes,
-    }
+    about = {"name": name, "title": title, "source": source, "where": where}
+    return {**about, "reason": reason, "sha256": sha256, "notes": notes}

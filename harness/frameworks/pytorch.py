@@ -158,5 +158,5 @@ def _what_ran(events: Sequence, cuda: object) -> dict[str, Any]:
             ops[GRAPH_LAUNCH] += 1
         elif not RUNTIME_CALL.fullmatch(event.name):
             ops[event.name] += 1
-    told = {"launches": launches, "syncs": profiles.syncs_within(marks, syncs)}
-    return {"ops": dict(ops), "kernels": dict(kernels), **told}
+    counts = {"launches": launches, "syncs": profiles.syncs_within(marks, syncs)}
+    return {"ops": dict(ops), "kernels": dict(kernels), **counts}

@@ -127,9 +127,9 @@ class TensorFlowRuntime:
 def why_no_gpu() -> str:
     """The libraries that TensorFlow could not open, in the loader's own words, and what to do."""
     code = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
-    told = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=120, errors="replace"
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, errors="replace"
     )
     return cure(done.stderr)
 

@@ -63,8 +63,8 @@ def hold_block(
         changes = [{name: w[name] - start[name] for name in start} for w in (moved, ended)]
         lengths = [np.sqrt(sum(norm_2(change) ** 2 for change in of.values())) for of in changes]
         if not abs(lengths[0] - lengths[1]) <= MOVED_LIMIT * lengths[1]:
-            told = f"the timed block moved the weights by {lengths[0]:.4g}, the same block untimed by {lengths[1]:.4g}"
-            proof.failures.setdefault("replay", f"{told}, limit {MOVED_LIMIT:.0%}")
+            why = f"the timed block moved the weights by {lengths[0]:.4g}, the same block untimed by {lengths[1]:.4g}"
+            proof.failures.setdefault("replay", f"{why}, limit {MOVED_LIMIT:.0%}")
 
 
 def _hold_work(proof: Proof, less: Mapping, steps: int, more: Mapping, times: int, which: str) -> None:

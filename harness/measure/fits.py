@@ -29,9 +29,8 @@ GAP = 1000.0  # between the largest bias and the others: a softmax of exactly 1 
 STEPS, FEWEST_EPOCHS = 4, 3  # of the small training: steps of an epoch, epochs
 TAGS = 3  # sequences of a class, which follow each other in one batch of the data
 CHANCE = 1e-6  # with which an honest order may look like one that was not drawn
-MOMENT_LIMIT = (
-    4e-3  # in sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more
-)
+# In sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more.
+MOMENT_LIMIT = 4e-3
 RATE_LIMIT = 1e-4  # relative; float32's 1 − β₂^t is off by up to 3e-5
 
 
@@ -65,7 +64,7 @@ def inverse_time(rate: float, decay: float = 0.0) -> Callable[[int], float]:
 class Probe:
     """Stands in for a clock: at the end of each epoch's training reads the optimizer, and sets the validation's prediction.
 
-    Every epoch starts from the same weights and a fresh optimizer. `fit` on Keras is told of by `callback`.
+    Every epoch starts from the same weights and a fresh optimizer. `fit` on Keras calls `callback`.
     """
 
     def __init__(self, trial: Any, start: Mapping[str, np.ndarray], bias: str) -> None:
@@ -138,11 +137,11 @@ def differs_in_an_epoch(trial: Any, train: Callable[[Any, Plan], Mapping], plan:
     start[bias] = np.where(np.arange(classes) == most, 0.0, -GAP).astype(start[bias].dtype)
     xv, yv = plan.scored["val_acc"]
     size = min(len(xv), len(xv) % batch_size + 2 * batch_size)
-    told = np.full(size, most, yv.dtype)
-    told[-1] = 0
+    yv = np.full(size, most, yv.dtype)
+    yv[-1] = 0
     probe = Probe(trial, start, bias)
     small = plan._replace(
-        start=start, x=plan.x[: labels.size], y=labels.reshape(-1), epochs=epochs, scored={"val_acc": (xv[:size], told)}
+        start=start, x=plan.x[: labels.size], y=labels.reshape(-1), epochs=epochs, scored={"val_acc": (xv[:size], yv)}
     )
     result = train(probe, small)
 

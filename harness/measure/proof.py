@@ -45,9 +45,8 @@ CURVE_STEPS = 6  # reference losses; every timed block's first losses are compar
 SPREAD_STEPS = 12  # as many as are left of the curve, where that ends early
 SPREAD_LIMIT = 0.05  # how far the blocks' losses may lie apart at the same step
 DROPOUT_SPREAD_LIMIT = 0.7  # the same where every block draws its own dropout masks
-TO_HOST_LIMIT = (
-    1024  # bytes in a step, in copies of over harness.frameworks.profiles.SMALL_COPY bytes: metrics, and no tensor
-)
+# Bytes in a step, in copies of over harness.frameworks.profiles.SMALL_COPY bytes: metrics, and no tensor.
+TO_HOST_LIMIT = 1024
 MEANS_LIMIT = 0.25  # how far the blocks' mean losses may lie apart: that tells a training from none
 
 
@@ -83,9 +82,8 @@ SLACK = 4.0
 # Times what coarse rounding of the weights does to a classifier, whose relu turns on or off: of the reference with products of 10
 # bits, rounded, on 16 seeds of MNIST and the digits, errors are half of that at most; without it 2 of 16 fail.
 COARSE = {"fp32": 0.0, "tf32": 2.0, "fp16": 2.0}
-ALONG_LIMIT = (
-    0.1  # how far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05
-)
+# How far an update's length along the reference's may be from it; at an error of 0.23, as of fp16, it is 0.05.
+ALONG_LIMIT = 0.1
 CLIPPED_LIMIT = 0.05  # the same of gradients on the other side of the bound of clipping
 CURVE_END = 100.0  # times LIMITS' loss: a limit beyond that would tell nothing
 STORED = 2.0**-24  # rounding of a float32 weight, which is the master's in every precision
@@ -343,8 +341,8 @@ class Proof:
             other = trial.stack_results(1)
             same = [name for name, array in found.items() if np.array_equal(array, other.get(name))]
             if same:
-                told = f"{', '.join(same)} are the same for another batch: they were not computed anew"
-                self.failures.setdefault("gradients", told)
+                why = f"{', '.join(same)} are the same for another batch: they were not computed anew"
+                self.failures.setdefault("gradients", why)
         self.losses("the stack's passes", losses, reference["stack_losses"])
 
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
@@ -447,11 +445,11 @@ class Proof:
         `at_work`: per block, the thread of Python that was at work when its clock stopped, or "".
         """
         if all(at_work):
-            told = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
-            self.failures.setdefault("clock", told)
+            why = f"a thread of Python was at work when the clock stopped: {at_work[0]}; what it does is not in the block's time"
+            self.failures.setdefault("clock", why)
         if all(not lag <= limit for lag, limit in zip(lag_s, limit_s, strict=True)):
-            told = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
-            self.failures.setdefault("clock", told)
+            why = f"the device went on for {min(lag_s):.2g} s after the clock had stopped, limit {max(limit_s):.2g}"
+            self.failures.setdefault("clock", why)
 
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.

@@ -51,15 +51,23 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
-def _list_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def list_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(test(item) for item in value)
 
 
-def _dict_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def dict_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(test(item) for item in value.values())
 
 
-def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
+def or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or test(value)
+
+
+def one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
     return f"one of {', '.join(choices)}", lambda value: value in choices
 
 
@@ -71,19 +79,15 @@ def is_published(value: Any) -> bool:
     """{column: a text, a number, null, or a list of numbers and nulls}."""
     if not isinstance(value, dict):
         return False
-    return all(isinstance(f, str) or number_or_null(f) or _list_of(number_or_null)(f) for f in value.values())
+    return all(isinstance(f, str) or number_or_null(f) or list_of(number_or_null)(f) for f in value.values())
 
 
 def _clocks(value: Any) -> bool:
     """The states of the GPU's clocks (harness/record/machine.py), or named groups of them."""
-    if not _list_of(lambda item: isinstance(item, dict))(value):
+    if not list_of(lambda item: isinstance(item, dict))(value):
         return False
     states = [state for entry in value for state in (entry, *entry.values()) if isinstance(state, dict)]
     return all(isinstance(state.get("throttle_reasons"), list | None) for state in states)
-
-
-def _or_null(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or test(value)
 
 
 def _step(value: Any) -> bool:
@@ -94,7 +98,7 @@ def _step(value: Any) -> bool:
     processes, interval = figures.pop("processes", 1), figures.pop("interval", None)
     if set(figures) != {"median", "min", "max"} or not all(map(_number, figures.values())) or not _count(processes):
         return False
-    if interval is not None and not (_list_of(_number)(interval) and len(interval) == 2 and processes > 1):
+    if interval is not None and not (list_of(_number)(interval) and len(interval) == 2 and processes > 1):
         return False
     low, high = interval or (value["median"], value["median"])
     return 0 < value["min"] <= value["median"] <= value["max"] and 0 < low <= value["median"] <= high
@@ -125,15 +129,15 @@ def _proof(value: Any) -> bool:
         and isinstance(value.get("ok"), bool)
         and all(number_or_null(value.get(key)) for key in ERRORS)
         and all(isinstance(value.get(key, {}), dict) for key in ("limit", "kernel", "worst_at"))
-        and _list_of(lambda name: isinstance(name, str))(value.get("failed", []))
-        and _dict_of(_number)(value.get("limit", {}))
+        and list_of(is_text)(value.get("failed", []))
+        and dict_of(_number)(value.get("limit", {}))
         and _kernels((value.get("kernel") or {}).get("kernels") or {})
     )
 
 
 def _kernels(value: Any) -> bool:
     """Names, or {name: ms}."""
-    return isinstance(value, dict) or _list_of(lambda name: isinstance(name, str))(value)
+    return isinstance(value, dict) or list_of(is_text)(value)
 
 
 def _environment(value: Any) -> bool:
@@ -144,31 +148,31 @@ def _environment(value: Any) -> bool:
         return False
     if not isinstance((value.get("data") or {}).get("sha256"), dict | None):
         return False
-    return _or_null(_list_of(lambda note: isinstance(note, str)))(value.get("notes"))
+    return or_null(list_of(is_text))(value.get("notes"))
 
 
 _NUMBER_OR_NULL = ("a number or null", number_or_null)
-_STRINGS = ("a list of strings", _list_of(lambda item: isinstance(item, str)))
-_FIGURES = ("an object of numbers or nulls", _dict_of(number_or_null))
+_STRINGS = ("a list of strings", list_of(is_text))
+_FIGURES = ("an object of numbers or nulls", dict_of(number_or_null))
 
 # key: (what is expected, test, default). A default of `...` means that new_record has to be given the value.
 RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
     "schema": ("1 or 2", lambda value: value is not True and value in RECORDS, RECORDS[-1]),
     "benchmark": ("a name of letters, digits, _ and -", is_name, ...),
     "row": ("a name of letters, digits, _ and -", is_name, ...),
-    "mode": (*_one_of(*MODES), ...),
-    "device": (*_one_of(*DEVICES), ...),
-    "precision": (*_one_of(*PRECISIONS), ...),
-    "status": (*_one_of(*STATUSES), "ok"),
+    "mode": (*one_of(*MODES), ...),
+    "device": (*one_of(*DEVICES), ...),
+    "precision": (*one_of(*PRECISIONS), ...),
+    "status": (*one_of(*STATUSES), "ok"),
     "reason": ("one line of text", lambda value: isinstance(value, str) and "\n" not in value, ""),
     "config": ("an object whose CONFIG is a name, and CONFIGS an object", _config, ...),
-    "blocks_ms": ("a list of lists of ms", _list_of(_list_of(lambda ms: _number(ms) and ms > 0)), []),
-    "step_ms": ("null or {median, min, max, processes, interval} in ms, min <= median <= max", _or_null(_step), None),
+    "blocks_ms": ("a list of lists of ms", list_of(list_of(lambda ms: _number(ms) and ms > 0)), []),
+    "step_ms": ("null or {median, min, max, processes, interval} in ms, min <= median <= max", or_null(_step), None),
     "first_call_s": (*_NUMBER_OR_NULL, None),
-    "throughput": ("null or {value, unit}", _or_null(_throughput), None),
-    "losses": ("a list of numbers or nulls", _list_of(number_or_null), []),
-    "proof": ("null or {ok, outputs_err, gradients_err, update_err, limit, kernel}", _or_null(_proof), None),
-    "memory_peak_bytes": ("null or an object of numbers", _or_null(_FIGURES[1]), None),
+    "throughput": ("null or {value, unit}", or_null(_throughput), None),
+    "losses": ("a list of numbers or nulls", list_of(number_or_null), []),
+    "proof": ("null or {ok, outputs_err, gradients_err, update_err, limit, kernel}", or_null(_proof), None),
+    "memory_peak_bytes": ("null or an object of numbers", or_null(_FIGURES[1]), None),
     "gpu_utilisation": (*_NUMBER_OR_NULL, None),
     "flops_per_batch": (*_NUMBER_OR_NULL, None),
     "share_of_matmul": (*_NUMBER_OR_NULL, None),
@@ -186,9 +190,9 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "perplexity": _FIGURES,
     "fit_s": _NUMBER_OR_NULL,
     "items_per_batch": ("a number over 0", lambda value: _number(value) and value > 0),
-    "epoch_s": ("a list of numbers", _list_of(_number)),
+    "epoch_s": ("a list of numbers", list_of(_number)),
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
-    "warmup": ("a list of {process, seconds, batches, settled}", _list_of(_warmup)),
+    "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
 }
 RESULTS = ("step_ms", "throughput", "fit_s", "accuracy", "perplexity", "epoch_s")  # an "ok" row has one of them
 

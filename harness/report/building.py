@@ -11,12 +11,12 @@ from harness.report.curves import Curve
 from harness.report.provenance import (
     data_of,
     differences,
+    in_words,
     is_embedded,
     listed,
     machine_line,
     spread,
     throttling,
-    told,
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
@@ -78,9 +78,8 @@ def build(
         if row["table"] == index and row.get("config", config) == config and row.get("device", device) == device
         and (row.get("published") or not brief)
     ]  # fmt: skip
-    if not any(
-        record["published"] for record in present
-    ):  # another protocol, or embedded data: no figure stands beside it
+    # Another protocol, or embedded data: no figure stands beside it.
+    if not any(record["published"] for record in present):
         extra = [{**row, "published": {}} for row in extra if not brief]
     about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
@@ -248,14 +247,14 @@ def foot(
     lines = []
     embedded = spread(filter(is_embedded, present), data_of)
     if embedded:
-        lines.append(f"**Embedded data, not the published set**: {told(embedded)}.")
+        lines.append(f"**Embedded data, not the published set**: {in_words(embedded)}.")
     lines += differences(present)
     timed = [record for record in present if record["status"] == "ok" and record["blocks_ms"]]
     lines += [how_measured(timed, spec)] if timed else []
     if trained := [record for record in present if record["status"] == "ok" and "fit_s" in record]:
         once = all(len(record["blocks_ms"]) == 1 for record in trained)
-        told_once = "Each training ran once: its time has no range."
-        lines.append(told_once if once else "Training time and accuracy are those of a row's first process.")
+        of_first = "Training time and accuracy are those of a row's first process."
+        lines.append("Each training ran once: its time has no range." if once else of_first)
     lines += warnings.lines(present, brief)
     if brief:
         return lines
@@ -302,19 +301,10 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     for record in rows:
         proof = record["proof"]
         errors = [NONE if proof.get(key) is None else f"{proof[key]:.1e}" for key in schema.ERRORS]
-        result = (
-            "proven" if proof["ok"] else "failed: " + (plain(", ".join(proof.get("failed", []))) or "see the record")
-        )
-        lines.append(
-            [
-                plain(record["row"]),
-                record["mode"],
-                ", ".join(group_of(record)),
-                *errors,
-                result,
-                plain(what_ran.in_words(proof.get("kernel"))) or NONE,
-            ]
-        )
+        failed = plain(", ".join(proof.get("failed", []))) or "see the record"
+        result = "proven" if proof["ok"] else f"failed: {failed}"
+        ran = plain(what_ran.in_words(proof.get("kernel"))) or NONE
+        lines.append([plain(record["row"]), record["mode"], ", ".join(group_of(record)), *errors, result, ran])
         limit = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                           for key, value in proof.get("limit", {}).items() if value and key != "spread")  # fmt: skip
         limits.setdefault(plain(limit), {})[record["precision"]] = None

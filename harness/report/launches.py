@@ -57,9 +57,9 @@ def changed(record: Mapping) -> str | None:
     known, found = record.get(KNOWN), _kernel(record)
     if not known:
         return None
-    told = []
+    differences = []
     if not 1 / RATIO <= found["launches"] / known["launches"] <= RATIO:
-        told.append(f"{found['launches']:,} launches against {known['launches']:,} in {known['run']}")
+        differences.append(f"{found['launches']:,} launches against {known['launches']:,} in {known['run']}")
     if (found.get("syncs") or 0) > (known["syncs"] or 0):
-        told.append(f"{found['syncs']} waits for the GPU against {known['syncs'] or 0} in {known['run']}")
-    return ", ".join(told) or None
+        differences.append(f"{found['syncs']} waits for the GPU against {known['syncs'] or 0} in {known['run']}")
+    return ", ".join(differences) or None

@@ -5,63 +5,40 @@ from pathlib import Path
 from typing import Any
 
 from harness.record import records, schema
-from harness.record.schema import RecordError
+from harness.record.schema import RecordError, dict_of, is_text, list_of, one_of, or_null
 from harness.report.cells import split_format
 
 Rules = dict[str, tuple[str, Callable[[Any], bool]]]  # key: (what is expected, test)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _text_or_null(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_text, value))
-
-
-def _named_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_text, value.values()))
-
-
-def _columns(value: Any) -> bool:
-    return isinstance(value, list) and all(_texts(column) and len(column) == 3 for column in value)
 
 
 def _list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _dict_or_null(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
-
-
-_TEXT, _TEXT_OR_NULL = ("a text", _text), ("a text or null", _text_or_null)
+_texts = list_of(is_text)
+_TEXT, _NAMED_TEXTS = ("a text", is_text), ("an object of texts", dict_of(is_text))
 LAYOUT: Rules = {
     "benchmark": ("a name of letters, digits, _ and -", schema.is_name),
     "title": _TEXT,
     "question": _TEXT,
-    "rows": ("an object of texts", _named_texts),
+    "rows": _NAMED_TEXTS,
     "tables": ("a list", _list),
 }
 LAYOUT_OPTIONAL: Rules = {
     "footnotes": ("a list", _list),
     "extra_rows": ("a list", _list),
-    "headline": ("an object", _dict_or_null),
+    "headline": ("an object", lambda value: isinstance(value, dict | None)),
     "ours": ("a list of texts", _texts),
     "axes": ("a list", _list),
 }
 TABLE: Rules = {
     "title": _TEXT,
-    "mode": (f"one of {', '.join(schema.MODES)}", lambda value: value in schema.MODES),
-    "columns": ("a list of [heading, path, format]", _columns),
+    "mode": one_of(*schema.MODES),
+    "columns": ("a list of [heading, path, format]", list_of(lambda column: _texts(column) and len(column) == 3)),
 }
 TABLE_OPTIONAL: Rules = {
-    **dict.fromkeys(("device", "note", "plot", "plot_unit"), _TEXT_OR_NULL),
-    "plot_published": ("null or an object of texts", lambda value: value is None or _named_texts(value)),
+    **dict.fromkeys(("device", "note", "plot", "plot_unit"), ("a text or null", or_null(is_text))),
+    "plot_published": ("null or an object of texts", or_null(dict_of(is_text))),
 }
 AXIS: Rules = {
     "name": ("a name of letters, digits, _ and -", schema.is_name),

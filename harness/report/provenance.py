@@ -25,14 +25,14 @@ def spread(
     return found
 
 
-def told(found: Mapping[str, Sequence[str]]) -> str:
+def in_words(found: Mapping[str, Sequence[str]]) -> str:
     """One value, or each of several with the rows that have it."""
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"{value} ({listed(names)})" for value, names in found.items())
 
 
-def told_of_run(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
+def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
     """The commonest value, then the others with the records that have them; "" where no record knows it."""
     found = spread(rows, value_of, lambda r: f"{r['row']} {r['mode']} {r['device']}")
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
@@ -105,7 +105,7 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     """What stands above the tables: machine, software, precision, date, data, code."""
 
     def line(label: str, *facts: tuple[str, str]) -> list[str]:
-        known = [f"{before}{value}" for before, key in facts if (value := told_of_run(rows, environment(key)))]
+        known = [f"{before}{value}" for before, key in facts if (value := run_in_words(rows, environment(key)))]
         return [f"- {label}: {', '.join(known)}"] if known else []
 
     lines = line("GPU", ("", "gpu"), ("driver ", "driver")) or ["- GPU: none"]
@@ -116,9 +116,9 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     precisions = sorted({record["precision"] for record in rows}, key=schema.PRECISIONS.index)
     lines.append(f"- Precision: {', '.join(precisions)}")
     lines += [f"- Date: {day}" for day in [dates(rows)] if day]
-    lines += [f"- Data: {value}" for value in [told_of_run(rows, data_of)] if value]
-    lines += [f"- Code: {value}" for value in [told_of_run(rows, code_of)] if value]
-    lines += [f"- Variables of the environment: {value}" for value in [told_of_run(rows, variables_of)] if value]
+    lines += [f"- Data: {value}" for value in [run_in_words(rows, data_of)] if value]
+    lines += [f"- Code: {value}" for value in [run_in_words(rows, code_of)] if value]
+    lines += [f"- Variables of the environment: {value}" for value in [run_in_words(rows, variables_of)] if value]
     bills = list(spread(rows, environment("software")))
     lines += [f"- Every package: {', '.join(f'software/{name}.json' for name in bills)}"] if bills else []
     notes = {note: None for record in rows for note in value_at(record, "environment.notes") or []}
@@ -137,11 +137,11 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
         if name not in ENVIRONMENT and any(len(spread(group, environment_package(name))) > 1 for group in alike)
     }
     facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
-    different = [f"{key} {told(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
+    different = [f"{key} {in_words(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
     names = dict.fromkeys(name for record in rows for name in settings.of(record["config"]))
     found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in names}
-    different = [f"{name} = {told(values)}" for name, values in found.items() if len(values) > 1]
+    different = [f"{name} = {in_words(values)}" for name, values in found.items() if len(values) > 1]
     return lines + ([f"**Not one setting**: {'; '.join(different)}."] if different else [])
 
 

@@ -45,23 +45,10 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
         for group, members in in_groups(rows).items()
         if (table := build(layout, index, group, members, notes))
     ] + axes.tables(layout, rows, notes)
-    lines = [
-        f"# {layout['title']}",
-        "",
-        layout["question"],
-        "",
-        *head(rows),
-        "",
-        *paragraphs(axes.left_out(layout, rows)),
-    ]
+    lines = [f"# {layout['title']}", "", layout["question"], "", *head(rows), ""]
+    lines += paragraphs(axes.left_out(layout, rows))
     for table in tables:
-        lines += [
-            f"## {table.title}",
-            "",
-            markdown(table.headings, table.right, table.lines),
-            "",
-            *paragraphs(table.foot),
-        ]
+        lines += [f"## {table.title}", "", *_with_foot(table)]
     footnotes = [f"- {note}" for note in layout.get("footnotes", []) if isinstance(note, str)]
     if footnotes or notes.texts:
         lines += ["## Notes", "", *notes.lines(), *footnotes, ""]
@@ -70,6 +57,10 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
     if drawn:
         lines += ["## Plots", "", *paragraphs(f"![{table.title}]({table.picture})" for table in drawn)]
     return "\n".join(lines).rstrip() + "\n", drawn
+
+
+def _with_foot(table: Table) -> list[str]:
+    return [markdown(table.headings, table.right, table.lines), "", *paragraphs(table.foot)]
 
 
 def load(run: str | os.PathLike) -> tuple[dict[str, tuple[dict, list[dict]]], list[str]]:
@@ -112,12 +103,7 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
         notes = Notes()
         table = build({**layout, "tables": tables}, headline["table"], group, members, notes, brief=True)
         if table:
-            lines += [f"**{layout['title']}. {table.title}**", ""]
-            lines += [
-                markdown(table.headings, table.right, table.lines),
-                "",
-                *paragraphs(table.foot),
-            ]
+            lines += [f"**{layout['title']}. {table.title}**", "", *_with_foot(table)]
             lines += [*notes.lines(), ""] if notes.texts else []
             picture = picture_of(layout, headline["table"], group)
             lines += [f"![{table.title}]({pictures}/{picture})", ""] if pictures and picture else []

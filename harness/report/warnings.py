@@ -111,8 +111,8 @@ WARNINGS: dict[str, Mark] = {
 def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
     """The warnings under a table of these rows, one line per kind; brief: at most six rows a line."""
     timed = [record for record in rows if record["status"] == "ok" and record["blocks_ms"]]
-    found = {what: {r["row"]: told for r in timed if (told := mark(r))} for what, mark in WARNINGS.items()}
-    said = [f"**{what}**: {_rows(told, brief)}." for what, told in found.items() if told]
+    found = {what: {r["row"]: value for r in timed if (value := mark(r))} for what, mark in WARNINGS.items()}
+    said = [f"**{what}**: {_rows(values, brief)}." for what, values in found.items() if values]
     ended: dict[str, list[str]] = {}
     for record in timed:
         for note in filter(is_time_up, record["notes"]):
@@ -123,10 +123,10 @@ def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
     return said + ended_lines
 
 
-def _rows(told: Mapping[str, str], brief: bool) -> str:
-    shown = list(told)[: _most(told, brief)]
-    more = f" and {len(told) - len(shown)} more" if len(told) > len(shown) else ""
-    return ", ".join(f"`{row}` {plain(told[row])}" for row in shown) + more
+def _rows(values: Mapping[str, str], brief: bool) -> str:
+    shown = list(values)[: _most(values, brief)]
+    more = f" and {len(values) - len(shown)} more" if len(values) > len(shown) else ""
+    return ", ".join(f"`{row}` {plain(values[row])}" for row in shown) + more
 
 
 def _most(names: Sequence | Mapping, brief: bool) -> int:

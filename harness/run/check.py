@@ -25,9 +25,8 @@ from harness.run import driver, environments, processes
 
 LIMIT_S = 120.0  # of one framework, which takes about 10 s; the first start after installing reads all from the disk
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
-STAMP = (
-    "lstm-bench-checked"  # in an environment that run_all.sh made: what a check has found good, so that it is done once
-)
+# In an environment that run_all.sh made: what a check has found good, so that it is done once.
+STAMP = "lstm-bench-checked"
 SIZE = 64  # of every product, batch and layer here
 DAMAGED = ("ModuleNotFoundError", "ImportError")  # of an environment that run_all.sh made: it is not whole any more
 

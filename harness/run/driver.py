@@ -16,9 +16,8 @@ from typing import NamedTuple
 from harness.errors import UserError
 
 OLDEST = 525  # driver for CUDA 12, in which TensorFlow is built
-NEWER = (
-    580  # driver for CUDA 13, in which PyTorch and JAX are built; requirements-*-cuda12.txt serve the drivers before it
-)
+# Driver for CUDA 13, in which PyTorch and JAX are built; requirements-*-cuda12.txt serve the drivers before it.
+NEWER = 580
 LEAST = (6, 0)  # compute capability that TensorFlow is built for
 NEWER_LEAST = (7, 5)  # that CUDA 13 still knows
 LIMIT_S = 30  # a driver that hangs does not answer
@@ -72,14 +71,14 @@ def builds(found: Sequence[Gpu]) -> tuple[str, str]:
         raise UserError(
             f"NVIDIA driver {version}: TensorFlow's CUDA 12 needs {OLDEST} or later; update the driver, {INSTEAD}"
         )
-    told = [gpu for gpu in found if gpu.capability != (0, 0)]
-    if told and all(gpu.capability < LEAST for gpu in told):
-        best = max(told, key=lambda gpu: gpu.capability)
+    known = [gpu for gpu in found if gpu.capability != (0, 0)]
+    if known and all(gpu.capability < LEAST for gpu in known):
+        best = max(known, key=lambda gpu: gpu.capability)
         raise UserError(
             f"{best.name}: compute capability {_dotted(best.capability)}, expected {_dotted(LEAST)} or later; use another GPU, "
             f"{INSTEAD}"
         )
-    newer = int(version.split(".")[0]) >= NEWER and all(gpu.capability >= NEWER_LEAST for gpu in told)
+    newer = int(version.split(".")[0]) >= NEWER and all(gpu.capability >= NEWER_LEAST for gpu in known)
     return "cuda", "cuda" if newer else "cuda12"
 
 

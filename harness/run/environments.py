@@ -91,9 +91,9 @@ def about(framework: str) -> dict[str, Any]:
     found = python(framework)
     if found == sys.executable:
         return {"python": platform.python_version(), "packages": machine.packages()}
-    told = _bill_of(found)
-    packages = {name: told["packages"][name] for name in machine.PACKAGES if name in told["packages"]}
-    return {"python": told["python"].rpartition(" ")[2], "packages": packages}
+    installed = _bill_of(found)
+    packages = {name: installed["packages"][name] for name in machine.PACKAGES if name in installed["packages"]}
+    return {"python": installed["python"].rpartition(" ")[2], "packages": packages}
 
 
 def bill(framework: str) -> dict[str, Any]:

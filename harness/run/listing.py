@@ -23,16 +23,16 @@ def main(argv: Sequence[str]) -> int:
 def _ask(command: Sequence[str]) -> tuple[int, str, str]:
     """Run one script as a user would; what it does to end, to fail or to refuse stays its own."""
     sys.argv = list(command)
-    printed, told = io.StringIO(), io.StringIO()
+    printed, errors = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
             runpy.run_path(command[0], run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Exception as error:
         return 1, printed.getvalue(), f"{type(error).__name__}: {error}"
-    return status, printed.getvalue(), (told.getvalue().strip().splitlines() or [f"exit status {status}"])[-1]
+    return status, printed.getvalue(), (errors.getvalue().strip().splitlines() or [f"exit status {status}"])[-1]
 
 
 if __name__ == "__main__":

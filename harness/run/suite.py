@@ -231,8 +231,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
-    if told := bf16.settle():
-        say(told)
+    if warning := bf16.settle():
+        say(warning)
     with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")

@@ -7,7 +7,8 @@
     wavefront = to_wavefront(layer)                  # WavefrontLSTM
     layer = from_wavefront(wavefront)
 
-Each function makes new objects. What has no counterpart is a ValueError that says so. torch is imported only where it is used.
+Each function makes new objects. What has no counterpart is a ValueError that says so, but for initializers: the new layer has its
+weights, and would draw others by the initializers of its own class. torch is imported only where it is used.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import keras
 from models.cudnn.cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
 from models.cudnn.layers import CudnnGRULayer, CudnnLayer, CudnnLSTMLayer, CudnnRNNReluLayer, CudnnRNNTanhLayer
 from models.wavefront.convert import read_keras_layers, read_torch, to_keras_layers, torch_module, with_weights
+from models.wavefront.keras_config import PENALTIES
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec as LSTMSpec
 from models.wavefront.stack_layer import StackLayer
@@ -113,11 +115,12 @@ def to_wavefront(layer: CudnnLSTMLayer, **kwargs) -> WavefrontLSTM:
     """The WavefrontLSTM with the weights of a CudnnLSTMLayer.
 
     Args:
-        layer: its direction, dropout, return_sequences, return_state, time_major and dtype policy are taken over.
+        layer: its direction, dropout, return_sequences, return_state, time_major, trainable, activity_regularizer and dtype
+            policy are taken over.
         kwargs: arguments of the new layer, before those.
 
     Raises:
-        ValueError: another layer, or one that is not built.
+        ValueError: another layer, one that is not built, or a stateful one without stateful=False among the arguments.
     """
     if not isinstance(layer, CudnnLSTMLayer):
         raise ValueError(f"layer: a {type(layer).__name__} given, expected CudnnLSTMLayer")
@@ -130,8 +133,14 @@ def from_wavefront(layer: WavefrontLSTM, **kwargs) -> CudnnLSTMLayer:
     """The CudnnLSTMLayer with the same weights and arguments; kwargs: arguments of it, before those.
 
     Raises:
-        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16.
+        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16; it has regularizers or constraints of
+            its weights, which CudnnLSTMLayer has in one buffer; or it is stateful, without stateful=False among the arguments.
     """
+    for name in PENALTIES:
+        if given := getattr(layer, name):
+            raise ValueError(
+                f"{layer.name}: {name}={type(given).__name__} given, CudnnLSTMLayer has no counterpart, expected None"
+            )
     if layer.layer_normalization:
         raise ValueError(f"{layer.name}: layer_normalization=True given, cuDNN has no counterpart, expected False")
     weights = layer.get_canonical()
@@ -140,7 +149,9 @@ def from_wavefront(layer: WavefrontLSTM, **kwargs) -> CudnnLSTMLayer:
 
 def _shared(layer: WavefrontLSTM | CudnnLSTMLayer) -> dict:
     """The arguments that the two layers share, beyond what `spec` says."""
-    names = ("dropout", "return_sequences", "return_state", "time_major")
+    names = (
+        "dropout", "return_sequences", "return_state", "time_major", "stateful", "trainable", "activity_regularizer",
+    )  # fmt: skip
     return {**{name: getattr(layer, name) for name in names}, "dtype": layer.dtype_policy.name}
 
 

@@ -16,7 +16,7 @@ but not beside another such kernel that holds some of the multiprocessors: not t
 not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
 of waiting a launch ends with an error of CUDA.
 
-How the work is cut among the multiprocessors is chosen in tiling.py.
+How the work is divided among the multiprocessors is chosen in tiling.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ import tensorflow as tf
 from . import nvrtc
 from .nvrtc import Chip
 from .stack import LayerWeights
-from .tiling import NUMBERS, WARPS, Work, defines, fitting, layers_together, padded_units
+from .tiling import DTYPE_CODES, WARPS, Work, defines, fitting, layers_together, padded_units
 
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
 
@@ -55,7 +55,7 @@ def persistent_stack(
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
     padded = padded_units(units, inputs.dtype.size)
-    work = Work(len(layers), batch, padded, _number(inputs.dtype), False)
+    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
@@ -94,9 +94,9 @@ def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
     return tf.reshape(gates, [*x.shape[:-1], 4 * (units + more)])
 
 
-def _number(dtype: tf.DType) -> int:
+def _dtype_code(dtype: tf.DType) -> int:
     tf32 = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
-    return NUMBERS["tf32" if tf32 else dtype.name]
+    return DTYPE_CODES["tf32" if tf32 else dtype.name]
 
 
 def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> None:
@@ -104,7 +104,7 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
         raise ValueError(
             f"a GPU of compute capability {chip.capability / 10} given, expected 8.0 or later; use implementation='xla'"
         )
-    if inputs.dtype.name not in NUMBERS:
+    if inputs.dtype.name not in DTYPE_CODES:
         raise ValueError(f"{inputs.dtype.name} given, expected float16, bfloat16 or float32; use implementation='xla'")
     if not inputs.shape.is_fully_defined():
         raise ValueError(
@@ -130,14 +130,14 @@ def advance(projected, recurrent, links, bias, h, c):
     Returns:
         outputs [time, batch, units] of the last lane, and the final h and c.
     """
-    number = _number(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
+    dtype_code = _dtype_code(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
 
     @tf.custom_gradient
     def run(projected, recurrent, links, bias, h, c):
-        first, rest, outputs, h_end, c_end, gates, cells = _forward(number, projected, recurrent, links, bias, h, c)
+        first, rest, outputs, h_end, c_end, gates, cells = _forward(dtype_code, projected, recurrent, links, bias, h, c)
 
         def gradient(d_outputs, d_h_end, d_c_end):
-            return _backward(number, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end)
+            return _backward(dtype_code, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end)
 
         return (outputs, h_end, c_end), gradient
 
@@ -147,7 +147,7 @@ def advance(projected, recurrent, links, bias, h, c):
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(number: int, projected, recurrent, links, bias, h, c):
+def _forward(dtype_code: int, projected, recurrent, links, bias, h, c):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
     (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
@@ -166,20 +166,20 @@ def _forward(number: int, projected, recurrent, links, bias, h, c):
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    operands = [_rounded(number, weights), projected, bias, h, c]
-    found = _launch(Work(lanes, batch, units, number, False), time, operands, results)
+    operands = [_rounded(dtype_code, weights), projected, bias, h, c]
+    found = _launch(Work(lanes, batch, units, dtype_code, False), time, operands, results)
     if lanes == 1:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end):
+def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end):
     """Gradients by (projected, recurrent, links, bias, h, c)."""
     (lanes, units, _), (time, batch, _) = recurrent.shape, first.shape
     weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if lanes > 1 else recurrent
     dtype, wide = recurrent.dtype, tf.float32
-    work = Work(lanes, batch, units, number, True)
+    work = Work(lanes, batch, units, dtype_code, True)
     results = [tf.TensorSpec([time, batch, 4 * units], dtype)]
     if lanes > 1:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
@@ -189,7 +189,7 @@ def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_out
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
     ]
-    operands = [_rounded(number, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
+    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
     d_links = links
@@ -200,9 +200,9 @@ def _backward(number: int, recurrent, links, first, rest, gates, cells, c, d_out
     return d_first, d_recurrent, d_links, tf.reduce_sum(d_bias, [0, 1]), d_h, d_c
 
 
-def _rounded(number: int, weights: tf.Tensor) -> tf.Tensor:
+def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     """Weights to the nearest tf32 where the kernels take them for that: once, and not at every step. Any NaN is the one NaN."""
-    if number != NUMBERS["tf32"]:
+    if dtype_code != DTYPE_CODES["tf32"]:
         return weights
     nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
     return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
@@ -210,7 +210,7 @@ def _rounded(number: int, weights: tf.Tensor) -> tf.Tensor:
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
     chip = nvrtc.chip()
-    cut = fitting(work, chip)
-    code = nvrtc.ptx(SOURCE.read_text(), defines(work, time, cut), chip.capability)
+    tiling = fitting(work, chip)
+    code = nvrtc.ptx(SOURCE.read_text(), defines(work, time, tiling), chip.capability)
     name = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
-    return nvrtc.launch(name, code, operands, results, cut.grid(work), 32 * WARPS, cut.shared_bytes(work))
+    return nvrtc.launch(name, code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work))

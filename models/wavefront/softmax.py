@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from . import nvrtc
 from .nvrtc import Chip
-from .tiling import NUMBERS
+from .tiling import DTYPE_CODES
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16
@@ -26,7 +26,7 @@ KERNEL = "softmax_cross_entropy"
 
 
 class Launch(NamedTuple):
-    """How the kernel cuts its work.
+    """How the kernel divides its work.
 
     Attributes:
         grid, threads: thread blocks; threads of each.
@@ -40,8 +40,8 @@ class Launch(NamedTuple):
     shared_bytes: int
 
 
-def cut(rows: int, columns: int, itemsize: int, chip: Chip) -> Launch | None:
-    """How logits [rows, columns] are cut among the thread blocks. None: unsupported row size.
+def launch_configuration(rows: int, columns: int, itemsize: int, chip: Chip) -> Launch | None:
+    """How logits [rows, columns] are divided among the thread blocks. None: unsupported row size.
 
     Such a row does not fit in a thread block, or is not made of whole vectors of 16 bytes.
     """
@@ -68,9 +68,9 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
         ValueError: there is no GPU.
     """
     chip = nvrtc.chip()
-    if chip.capability < 80 or dtype.name not in NUMBERS or rows * columns * dtype.size < LARGE:
+    if chip.capability < 80 or dtype.name not in DTYPE_CODES or rows * columns * dtype.size < LARGE:
         return False
-    launch = cut(rows, columns, dtype.size, chip)
+    launch = launch_configuration(rows, columns, dtype.size, chip)
     return launch is not None and launch.threads >= FEW_THREADS
 
 
@@ -94,7 +94,7 @@ def scaled_loss(
         ValueError: unsupported GPU, dtypes or shapes.
     """
     columns = logits.shape[-1]
-    if logits.dtype.name not in NUMBERS or bias.dtype != tf.float32 or targets.dtype != tf.int64:
+    if logits.dtype.name not in DTYPE_CODES or bias.dtype != tf.float32 or targets.dtype != tf.int64:
         raise ValueError(
             f"logits, bias and targets of {logits.dtype.name}, {bias.dtype.name} and {targets.dtype.name} given, expected "
             "float32, float16 or bfloat16, float32 and int64"
@@ -122,7 +122,7 @@ def scaled_loss(
 @tf.function(jit_compile=True, autograph=False)
 def _launch(logits, bias, targets, scale, vocabulary: int):
     chip, (rows, columns) = nvrtc.chip(), logits.shape
-    launch = cut(rows, columns, logits.dtype.size, chip)
+    launch = launch_configuration(rows, columns, logits.dtype.size, chip)
     if launch is None or chip.capability < 80:
         raise ValueError(
             f"logits of shape {logits.shape} {logits.dtype.name} given, expected whole vectors of {VECTOR_BYTES} bytes a row, a "
@@ -130,7 +130,7 @@ def _launch(logits, bias, targets, scale, vocabulary: int):
             "SoftmaxHead(fused=False)"
         )
     defines = {
-        "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "NUMBER": NUMBERS[logits.dtype.name],
+        "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "DTYPE_CODE": DTYPE_CODES[logits.dtype.name],
         "GRID": launch.grid, "THREADS": launch.threads, "BLOCKS": launch.blocks,
     }  # fmt: skip
     code = nvrtc.ptx(SOURCE.read_text(), tuple(defines.items()), chip.capability)

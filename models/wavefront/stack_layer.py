@@ -209,16 +209,8 @@ class StackLayer(keras.layers.Layer):
         self.reset_state()
 
     def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "num_layers": self.num_layers,
-            "direction": self.direction,
-            "dropout": self.dropout,
-            "return_sequences": self.return_sequences,
-            "return_state": self.return_state,
-            "stateful": self.stateful,
-        }
+        own = ("units", "num_layers", "direction", "dropout", "return_sequences", "return_state", "stateful")
+        return {**super().get_config(), **{name: getattr(self, name) for name in own}}
 
     @classmethod
     def from_config(cls, config: dict):

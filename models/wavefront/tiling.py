@@ -1,8 +1,8 @@
-"""How the persistent kernels (kernels/wavefront.cu) cut their work among the multiprocessors of a chip.
+"""How the persistent kernels (kernels/wavefront.cu) divide their work among the multiprocessors of a chip.
 
 A thread block owns some units of a layer and some sequences. More units mean that fewer blocks read the same sequences' h, and
-more weights to keep; more sequences the other way round. `tiling` tries all that fit, and takes the one whose step should take
-the least time by a formula, a fit to measured steps.
+more weights to keep; more sequences the other way round. `best_tiling` tries all that fit, and takes the one whose step should
+take the least time by a formula, a fit to measured steps.
 """
 
 import functools
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from .nvrtc import Chip
 
-NUMBERS = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # NUMBER of the kernels
+DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
-# Registers of a thread that are free for sums, weights and operands, by NUMBER.
+# Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
 REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
 # us of a step, per unit of each of `terms`: a fit to the tilings in tests/models/tilings_h200.json, by measured_tilings.py there.
@@ -23,7 +23,7 @@ COST_US = {
     "step": 1.13, "wait": 0.087, "operand": 0.0078, "streamed": 0.0164, "traffic": 0.0079, "shared": 0.0038, "products": 1.0,
     "tile": 0.155, "gathered": 0.058, "chunk": 0.122, "exchange": 0.113, "exchanged": 0.474,
 }  # fmt: skip
-PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by NUMBER
+PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
 
 
 class Work(NamedTuple):
@@ -32,39 +32,39 @@ class Work(NamedTuple):
     Attributes:
         lanes, batch: layers that advance together; sequences.
         units: of a layer, padded to `multiple`.
-        number: of NUMBERS.
+        dtype_code: of DTYPE_CODES.
         backward: which of the two kernels.
     """
 
     lanes: int
     batch: int
     units: int
-    number: int
+    dtype_code: int
     backward: bool
 
     @property
     def itemsize(self) -> int:
         """Bytes of a number in the products."""
-        return 2 if self.number in (1, 2) else 4
+        return 2 if self.dtype_code in (1, 2) else 4
 
 
 class Tiling(NamedTuple):
-    """How a kernel cuts its work.
+    """How a kernel divides its work.
 
     Attributes:
         unit_tile, batch_tile: units and sequences of a thread block.
         split: thread blocks of a cluster, which share the work on `unit_tile` units of each.
-        held, resident: blocks of the inner dimension, of each warp, whose weights stay in registers and in shared memory.
-        ahead: blocks of the other operand that a warp has on their way.
+        in_registers, in_shared: blocks of the inner dimension, of each warp, whose weights stay there all the time.
+        prefetch_depth: blocks of the other operand that a warp has on their way.
         chunk: tiles of 8 sequences whose sums go through shared memory together.
     """
 
     unit_tile: int
     batch_tile: int
     split: int
-    held: int
-    resident: int
-    ahead: int
+    in_registers: int
+    in_shared: int
+    prefetch_depth: int
     chunk: int
 
     def rows(self, work: Work) -> int:
@@ -79,7 +79,7 @@ class Tiling(NamedTuple):
         return parts(work.batch, self.batch_tile)
 
     def shared_bytes(self, work: Work) -> int:
-        return self.resident * WARPS * self.rows(work) * LINE + _partial_bytes(self.rows(work), self.chunk)
+        return self.in_shared * WARPS * self.rows(work) * LINE + _partial_bytes(self.rows(work), self.chunk)
 
 
 def multiple(itemsize: int) -> int:
@@ -93,52 +93,52 @@ def padded_units(units: int, itemsize: int) -> int:
 
 
 @functools.cache
-def tiling(work: Work, chip: Chip) -> Tiling | None:
+def best_tiling(work: Work, chip: Chip) -> Tiling | None:
     """The tiling whose step should take the least time; None: none fits."""
-    return min(_tilings(work, chip), key=lambda cut: step_us(work, cut), default=None)
+    return min(_tilings(work, chip), key=lambda tiling: step_us(work, tiling), default=None)
 
 
 def fitting(work: Work, chip: Chip) -> Tiling:
     """The tiling of both kernels' work, or a ValueError where none fits."""
     for backward in (not work.backward, work.backward):
-        if (cut := tiling(work._replace(backward=backward), chip)) is None:
+        if (tiling := best_tiling(work._replace(backward=backward), chip)) is None:
             raise ValueError(
                 f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} given: such a step does "
                 f"not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' (lstm_stack)"
             )
-    return cut
+    return tiling
 
 
-def step_us(work: Work, cut: Tiling) -> float:
+def step_us(work: Work, tiling: Tiling) -> float:
     """An estimate of one step."""
-    return sum(COST_US[name] * amount for name, amount in terms(work, cut).items())
+    return sum(COST_US[name] * amount for name, amount in terms(work, tiling).items())
 
 
-def terms(work: Work, cut: Tiling) -> dict[str, float]:
+def terms(work: Work, tiling: Tiling) -> dict[str, float]:
     """What a step's time is made of, by name.
 
     wait: waits for memory. operand, streamed: KB that a thread block reads, of the other operand and of weights; traffic: of
     all blocks, per 132. shared: KB of weights in shared memory. products: millions of multiply-adds of tf32. tile: tiles of 8
     sequences; gathered: of 16 rows besides; chunk: gatherings. exchange, exchanged: those of a cluster, and their tiles.
     """
-    count, rows, tiles = _count(work, cut.split), cut.rows(work), cut.batch_tile // 8
+    count, rows, tiles = _count(work, tiling.split), tiling.rows(work), tiling.batch_tile // 8
     kilobytes = count * WARPS * LINE / 1000  # of a row, or of a sequence
-    operand = min(cut.batch_tile, work.batch) * kilobytes
-    streamed = rows * kilobytes * max(0, count - cut.held - cut.resident) / count
-    multiply_adds = rows * cut.batch_tile * count * WARPS * multiple(work.itemsize)
+    operand = min(tiling.batch_tile, work.batch) * kilobytes
+    streamed = rows * kilobytes * max(0, count - tiling.in_registers - tiling.in_shared) / count
+    multiply_adds = rows * tiling.batch_tile * count * WARPS * multiple(work.itemsize)
     return {
         "step": 1,
-        "wait": parts(count, cut.ahead),
+        "wait": parts(count, tiling.prefetch_depth),
         "operand": operand,
         "streamed": streamed,
-        "traffic": (operand + streamed) * cut.grid(work) / 132,
-        "shared": rows * kilobytes * min(cut.resident, count) / count,
-        "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3}[work.number],
+        "traffic": (operand + streamed) * tiling.grid(work) / 132,
+        "shared": rows * kilobytes * min(tiling.in_shared, count) / count,
+        "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3}[work.dtype_code],
         "tile": tiles,
         "gathered": rows / 16 * tiles,
-        "chunk": tiles / cut.chunk,
-        "exchange": cut.split - 1,
-        "exchanged": tiles * (cut.split - 1),
+        "chunk": tiles / tiling.chunk,
+        "exchange": tiling.split - 1,
+        "exchanged": tiles * (tiling.split - 1),
     }
 
 
@@ -147,24 +147,26 @@ def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
     splits = (1, 2) if chip.capability >= 90 else (1,)  # clusters came with Hopper
     all_tiles = [k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= parts(work.batch, 8)]
     for split, unit_tile, tiles in itertools.product(splits, range(4, 33, 4), all_tiles):
-        cut = Tiling(unit_tile, 8 * tiles, split, 0, 0, 1, 1)
-        row_tiles, rest = divmod(cut.rows(work), 16)
-        if not rest and cut.grid(work) <= chip.multiprocessors:
-            yield from _placements(work, chip, cut, row_tiles, tiles)
+        tiling = Tiling(unit_tile, 8 * tiles, split, 0, 0, 1, 1)
+        row_tiles, rest = divmod(tiling.rows(work), 16)
+        if not rest and tiling.grid(work) <= chip.multiprocessors:
+            yield from _placements(work, chip, tiling, row_tiles, tiles)
 
 
-def _placements(work: Work, chip: Chip, cut: Tiling, row_tiles: int, tiles: int) -> Iterator[Tiling]:
+def _placements(work: Work, chip: Chip, tiling: Tiling, row_tiles: int, tiles: int) -> Iterator[Tiling]:
     """Where a tiling can keep its weights, and how far ahead it can load."""
-    count = _count(work, cut.split)
-    free = REGISTERS[work.number] - (8 if work.backward else 5) * tiles - row_tiles * tiles * 4
+    count = _count(work, tiling.split)
+    free = REGISTERS[work.dtype_code] - (8 if work.backward else 5) * tiles - row_tiles * tiles * 4
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         left = chip.shared_bytes - _partial_bytes(16 * row_tiles, chunk)
-        resident = min(left // (WARPS * 16 * row_tiles * LINE), count)
-        for ahead, streams in itertools.product((1, 2, 3, 4, 6, 8, 12), (False, True)):
-            ring = ahead * (tiles * 4 + (row_tiles * 8 if streams else 0))
-            held = min((free - ring) // (row_tiles * 8), count - resident)
-            if left >= 0 and ring <= free and ahead <= count and streams == (held + resident < count):
-                yield cut._replace(held=held, resident=resident, ahead=ahead, chunk=chunk)
+        in_shared = min(left // (WARPS * 16 * row_tiles * LINE), count)
+        for prefetch_depth, streams in itertools.product((1, 2, 3, 4, 6, 8, 12), (False, True)):
+            ring = prefetch_depth * (tiles * 4 + (row_tiles * 8 if streams else 0))
+            in_registers = min((free - ring) // (row_tiles * 8), count - in_shared)
+            if left >= 0 and ring <= free and prefetch_depth <= count and streams == (in_registers + in_shared < count):
+                yield tiling._replace(
+                    in_registers=in_registers, in_shared=in_shared, prefetch_depth=prefetch_depth, chunk=chunk
+                )
 
 
 def _count(work: Work, split: int) -> int:
@@ -190,25 +192,26 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
     """
 
     def total_us(lanes: int) -> float:
-        cuts = [tiling(work._replace(lanes=lanes, backward=backward), chip) for backward in (False, True)]
-        if None in cuts:
+        tilings = [best_tiling(work._replace(lanes=lanes, backward=backward), chip) for backward in (False, True)]
+        if None in tilings:
             return float("inf")
         works = [work._replace(lanes=lanes, backward=backward) for backward in (False, True)]
         steps = (time + lanes - 1) * num_layers // lanes
         # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels.
-        outside = 16 * time * work.batch * work.units**2 * (num_layers // lanes) / PRODUCTS_PER_US[work.number]
-        return outside + steps * sum(step_us(*pair) for pair in zip(works, cuts, strict=True))
+        outside = 16 * time * work.batch * work.units**2 * (num_layers // lanes) / PRODUCTS_PER_US[work.dtype_code]
+        return outside + steps * sum(step_us(*pair) for pair in zip(works, tilings, strict=True))
 
     best = min((1, num_layers), key=total_us)
     fitting(work._replace(lanes=best), chip)
     return best
 
 
-def defines(work: Work, time: int, cut: Tiling) -> tuple[tuple[str, int], ...]:
+def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...]:
     """The macros of the kernels' source."""
     found = {
-        "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "NUMBER": work.number,
-        "BACKWARD": int(work.backward), "UNIT_TILE": cut.unit_tile, "BATCH_TILE": cut.batch_tile, "SPLIT": cut.split,
-        "HELD": cut.held, "RESIDENT": cut.resident, "AHEAD": cut.ahead, "CHUNK": cut.chunk,
+        "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code,
+        "BACKWARD": int(work.backward), "UNIT_TILE": tiling.unit_tile, "BATCH_TILE": tiling.batch_tile, "SPLIT": tiling.split,
+        "IN_REGISTERS": tiling.in_registers, "IN_SHARED": tiling.in_shared, "PREFETCH_DEPTH": tiling.prefetch_depth,
+        "CHUNK": tiling.chunk,
     }  # fmt: skip
     return tuple(found.items())

@@ -59,11 +59,11 @@ def main(name: str, count: int, seed: int) -> int:
                 target.feed(content)
                 accepted += 1
             except (UserError, *target.refusals) as error:
-                told = str(error)
-                if not told or "\n" in told or len(told) > 4000:
-                    print(f"input {number} of {name}: not one line: {told[:300]!r}")
+                message = str(error)
+                if not message or "\n" in message or len(message) > 4000:
+                    print(f"input {number} of {name}: not one line: {message[:300]!r}")
                     return 1
-                refused[shape_of(told)] += 1
+                refused[shape_of(message)] += 1
             except BaseException as error:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 traceback.print_exc(file=sys.stdout)

@@ -31,9 +31,9 @@ def test_every_input_is_taken_or_refused_in_one_line(target):
     seed = os.environ.get("FUZZ_SEED", "1")
     done = drive(target, seed)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     accepted, kinds = DEPTH[target] if sizes.ALL else (DEPTH[target][0] * INPUTS // 20_000, 3)
-    assert told["inputs"] == INPUTS and told["accepted"] >= accepted and len(told["refused"]) >= kinds, told
+    assert result["inputs"] == INPUTS and result["accepted"] >= accepted and len(result["refused"]) >= kinds, result
 
 
 PLANTED = {

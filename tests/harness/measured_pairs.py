@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from harness.compare import __main__ as compare
 from harness.compare import verdicts
@@ -170,8 +170,8 @@ def medians_of(run: Path, plan: Plan) -> dict[str, list[float]]:
     medians = {record["row"]: [statistics.median(blocks) for blocks in record["blocks_ms"]] for record in found}
     short = [row for row in plan.rows if len(medians.get(row, [])) < verdicts.MIN_PROCESSES]
     if problems or short:
-        told = problems[0] if problems else f"row {short[0]} has too few processes, expected {verdicts.MIN_PROCESSES}"
-        raise UserError(f"{run}: {told}; see {run / 'logs'}")
+        why = problems[0] if problems else f"row {short[0]} has too few processes, expected {verdicts.MIN_PROCESSES}"
+        raise UserError(f"{run}: {why}; see {run / 'logs'}")
     return {row: medians[row] for row in plan.rows}
 
 
@@ -289,14 +289,9 @@ def run(out: Path, device: str | None, runs: int, cores: str | None) -> bool:
     return is_kept(result["counts"])
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; UserError for a wrong one."""
-    parser = _Parser(
+    parser = compare.Parser(
         prog="python -m tests.harness.measured_pairs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -123,8 +123,8 @@ def test_records_that_are_on_no_axis_are_named_and_not_drawn(tmp_path):
     text = page_of(tmp_path / "run", *rows)
     assert len(lines_of(text, "Units")) == 2
     names = [f"scaling.junk_{number}.wave.stack.gpu.tf32" for number in range(7)]
-    told = re.search(r"\*\*Not drawn\*\*, without a size of their own on every axis: (.*)\.", text)[1]
-    assert set(names) < set(told.replace("`", "").split(", ")) and told.count("wave") == 8, (
+    printed = re.search(r"\*\*Not drawn\*\*, without a size of their own on every axis: (.*)\.", text)[1]
+    assert set(names) < set(printed.replace("`", "").split(", ")) and printed.count("wave") == 8, (
         "of the two at 1 one is drawn"
     )
 
@@ -278,10 +278,10 @@ def test_runs_along_axes_are_compared_point_by_point(tmp_path, capsys):
 
     before, after = run("before", 1.0, 0.001, "units=64"), run("after", 1.5, 0.0011, "units=64,256")
     assert compare.main([str(before), str(after), "--drift=0%", "--fail-if-slower=5%"]) == 1
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     for units in (64, 256):
-        assert f"### scaling: published-units_{units}-batch_128, GPU, tf32" in told.out
-    assert told.err.count("slower by over 5 %") == 4 and "AXES" not in told.out
+        assert f"### scaling: published-units_{units}-batch_128, GPU, tf32" in printed.out
+    assert printed.err.count("slower by over 5 %") == 4 and "AXES" not in printed.out
 
 
 def test_extreme_records_are_drawn(tmp_path):

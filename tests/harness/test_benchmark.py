@@ -106,9 +106,9 @@ def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, c
     assert stub.record("train_unproven", "forward")["status"] == "ok"
     assert stub.record("train_unproven")["reason"].startswith("update: error 0.5; see logs/")
     assert named(stub.out / "stub.md") == {row for row in stub.module.ROWS_TABLE if row in rows}
-    told = capfd.readouterr().err
-    assert f"failed: stub.small.raises.train.cpu.fp32: {REASONS['raises']}\n" in told
-    assert "Traceback" not in told
+    printed = capfd.readouterr().err
+    assert f"failed: stub.small.raises.train.cpu.fp32: {REASONS['raises']}\n" in printed
+    assert "Traceback" not in printed
     assert "Traceback" in (stub.out / "logs" / "stub.small.raises.cpu.fp32.log").read_text()
     pids = (stub.folder / "pids").read_text().split()
     assert not any(is_running(int(pid)) for pid in pids), "what a row started ends with it"
@@ -226,10 +226,10 @@ def test_ctrl_c_in_a_row_keeps_every_finished_row_and_leaves_no_process(stub, re
     parent = stub.start("--rows=first,sleeps,flaky", *(["--resume"] if resume else []))
     wait_for(lambda: len(_pids(stub)) == 2, parent)
     os.kill(parent.pid, signal.SIGINT)
-    _, told = parent.communicate(timeout=300)
+    _, printed = parent.communicate(timeout=300)
     assert parent.returncode == 130
-    assert told.endswith("\ninterrupted: every finished row is kept; --resume goes on from there\n")
-    assert "Traceback" not in told
+    assert printed.endswith("\ninterrupted: every finished row is kept; --resume goes on from there\n")
+    assert "Traceback" not in printed
     assert not any(is_running(pid) for pid in _pids(stub))
     assert stub.record("first")["status"] == "ok"
     assert stub.record("flaky") == earlier, "kept until a new one is there"

@@ -13,9 +13,9 @@ from harness.run.benchmark import main
 
 def refusal(capfd, status: int) -> str:
     """The one line that stands on standard error."""
-    told = capfd.readouterr().err
-    assert status == 2 and told.startswith("error: ") and told.count("\n") == 1, told
-    return told
+    message = capfd.readouterr().err
+    assert status == 2 and message.startswith("error: ") and message.count("\n") == 1, message
+    return message
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_record_that_does_not_fit_on_the_disk_is_one_line_and_finished_rows_ar
     first = stub.record("first")
     largest = max(path.stat().st_size for path in stub.out.glob("rows/*.json"))
     status, _, errors = run_with(stub, largest + 500, "--rows=first,long_record,flaky", "--resume")
-    told = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert status == 1 and len(told) == 1 and "Traceback" not in errors, errors
-    assert "cannot be written (File too large); free some space, or choose another folder with --out" in told[0]
+    reported = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert status == 1 and len(reported) == 1 and "Traceback" not in errors, errors
+    assert "cannot be written (File too large); free some space, or choose another folder with --out" in reported[0]
     assert stub.record("first") == first
     found, problems = records.read_run(stub.out)
     assert problems == [] and {record["row"] for record in found} == {"first", "long_record"}, (errors, largest)
@@ -152,6 +152,6 @@ def test_no_space_for_temporary_files_is_one_line_and_finished_rows_are_kept(stu
     with monkeypatch.context() as patched:
         patched.setattr("tempfile.mkdtemp", no_space)
         assert stub.main() == 1
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1 and "free some space" in told[0]
+    reported = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(reported) == 1 and "free some space" in reported[0]
     assert stub.record("first") == first

@@ -44,9 +44,9 @@ def planted(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_where_a_bf16_product_dies_the_most_instructions_with_which_it_lives_are_set_and_said(planted, lives, value):
     planted(product(*lives))
-    told = bf16.settle()
+    line = bf16.settle()
     assert os.environ[bf16.VARIABLE] == machine.VARIABLES[bf16.VARIABLE] == value
-    assert "SIGILL" in told and told.endswith(f"; going on with ONEDNN_MAX_CPU_ISA={value}") and "\n" not in told
+    assert "SIGILL" in line and line.endswith(f"; going on with ONEDNN_MAX_CPU_ISA={value}") and "\n" not in line
 
 
 def test_where_it_dies_with_every_instruction_set_that_is_said_and_nothing_set(planted):

@@ -55,8 +55,8 @@ def test_what_fails_is_one_line_with_the_step_and_the_librarys_own_words(fails):
 
 
 def test_process_that_dies_is_one_line_with_its_signal_and_last_words(fails):
-    told = fails("#!/bin/sh\necho 'first'; echo 'last words' >&2; kill -ILL $$\n")
-    assert told.startswith("PyTorch: its process: the process was ended by SIGILL") and told.endswith("last words")
+    line = fails("#!/bin/sh\necho 'first'; echo 'last words' >&2; kill -ILL $$\n")
+    assert line.startswith("PyTorch: its process: the process was ended by SIGILL") and line.endswith("last words")
 
 
 def test_process_that_hangs_is_one_line_after_the_time_limit(fails, monkeypatch):
@@ -68,8 +68,8 @@ def test_half_installed_environment_is_said_and_installed_anew_by_the_next_run(f
     stamp = tmp_path / "environment" / software.STAMP
     stamp.parent.mkdir()
     stamp.touch()
-    told = fails(answer({"step": "start", "error": "ModuleNotFoundError: No module named 'sympy'"}))
-    assert "No module named 'sympy'; half-installed: run again, which installs it anew" in told
+    line = fails(answer({"step": "start", "error": "ModuleNotFoundError: No module named 'sympy'"}))
+    assert "No module named 'sympy'; half-installed: run again, which installs it anew" in line
     assert not stamp.exists()
 
 
@@ -121,9 +121,9 @@ def test_library_that_tensorflow_cannot_open_is_named_with_the_loaders_words_and
     library = program(tmp_path / "nvidia" / "cusolver" / "lib" / "libcusolver.so.11", "")
     (tmp_path / "nvidia" / "cublas" / "lib").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    told = cure(log)
-    assert told.startswith(f"{words}; it is in {library.parent}, where TensorFlow does not look: ln -s ")
-    subprocess.run(told.partition("does not look: ")[2].split(), check=True)
+    line = cure(log)
+    assert line.startswith(f"{words}; it is in {library.parent}, where TensorFlow does not look: ln -s ")
+    subprocess.run(line.partition("does not look: ")[2].split(), check=True)
     assert (tmp_path / "nvidia" / "cublas" / "lib" / "libcusolver.so.11").samefile(library)
 
 

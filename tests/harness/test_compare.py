@@ -116,8 +116,8 @@ def row_of(markdown, row):
 
 def test_a_slowed_row_is_slower_and_the_others_are_the_same(compared):
     status, markdown, errors, found = compared(four(), four(slow=1.05))
-    told = {row["row"]: row["verdict"] for row in found["rows"]}
-    assert told == {"keras": "slower", "block_fused": "same", "static_graph": "same", "while_loop": "same"}
+    shown = {row["row"]: row["verdict"] for row in found["rows"]}
+    assert shown == {"keras": "slower", "block_fused": "same", "static_graph": "same", "while_loop": "same"}
     (keras,) = [row for row in found["rows"] if row["row"] == "keras"]
     assert keras["interval"][0] < keras["ratio"] < keras["interval"][1] and keras["ratio"] == pytest.approx(
         1.05, abs=0.01
@@ -443,8 +443,8 @@ def test_rows_that_are_not_compared_share_a_line_per_reason(compared):
         [*before, make(**FAILED)], [make("c", precision="fp16"), make("c", benchmark="mnist")]
     )
     lines = section(markdown, "Not compared").rstrip().splitlines()[2:]
-    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert told == [
+    shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert shown == [
         ["ptb small cpu fp32: a (forward, train), b (forward, train)", "after: no such row"],
         ["ptb small cpu fp32: keras (train)", "before: failed: out of memory; after: no such row"],
         ["mnist small cpu fp32: c (train)", "before: no such row"],
@@ -589,6 +589,6 @@ def test_the_module_is_a_command_with_help_and_statuses(tmp_path):
         command = [sys.executable, "-m", "harness.compare", *arguments]
         return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
-    told = command("--help")
-    assert told.returncode == 0 and all(option in told.stdout for option in ("--json", "--fail-if-slower", "--across"))
+    done = command("--help")
+    assert done.returncode == 0 and all(option in done.stdout for option in ("--json", "--fail-if-slower", "--across"))
     assert command(str(tmp_path), str(tmp_path)).returncode == 2

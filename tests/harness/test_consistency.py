@@ -45,7 +45,7 @@ def change(record, path, value):
     return changed
 
 
-def told(record):
+def problem(record):
     """Why the record is refused, and whether in one line with file, what was found, what was expected, and what to do."""
     with pytest.raises(RecordError) as error:
         schema.validate(record, "rows/x.json")
@@ -136,7 +136,7 @@ def test_times_that_say_no_items_or_are_of_sequences_are_read():
 @pytest.mark.parametrize(("mode", "device", "path", "value", "said"), EDITED)
 def test_edited_record_is_refused(mode, device, path, value, said):
     record = honest(mode, device)
-    assert said in told(change(record, path, value))
+    assert said in problem(change(record, path, value))
 
 
 @pytest.mark.parametrize("status", ["failed", "skipped"])
@@ -150,9 +150,9 @@ def test_what_the_first_records_lack_is_asked_of_those_of_schema_2_alone(path, v
     record = change(change(honest(), "schema", 1), "proof.limit.spread", ...)
     assert schema.validate(change(record, path, value) if "limit" not in path else record, "x.json")
     if path == "proof.spread_err":
-        assert "a spread_err of 0.8" in told(change(record, path, 0.8))
+        assert "a spread_err of 0.8" in problem(change(record, path, 0.8))
     else:
-        assert told(change(honest(), path, value))
+        assert problem(change(honest(), path, value))
 
 
 # Those of other settings on one page

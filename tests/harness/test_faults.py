@@ -48,9 +48,9 @@ def pids(stub) -> list[int]:
 
 def told_once(capfd) -> str:
     """The one line on standard error."""
-    told = capfd.readouterr().err
-    assert told.startswith("error: ") and told.count("\n") == 1, told
-    return told
+    seen = capfd.readouterr().err
+    assert seen.startswith("error: ") and seen.count("\n") == 1, seen
+    return seen
 
 
 # Out of memory
@@ -73,8 +73,8 @@ def told_once(capfd) -> str:
     ],
 )  # fmt: skip
 def test_every_frameworks_way_to_be_out_of_memory_says_what_to_do(kind, text):
-    told = child._one_line(type(kind, (Exception,), {})(text))
-    assert told == f"out of memory: {text}; try a smaller --batch-size"
+    seen = child._one_line(type(kind, (Exception,), {})(text))
+    assert seen == f"out of memory: {text}; try a smaller --batch-size"
 
 
 def test_the_hosts_memory_error_is_one_of_them_and_another_error_is_not():
@@ -118,8 +118,8 @@ def test_a_folder_that_becomes_read_only_ends_the_run_in_one_line_and_keeps_what
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
         assert stub.main("--rows=first,second,third") == 1
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1 and "Read-only file system" in told[0] and "allow writing there" in told[0]
+    seen = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(seen) == 1 and "Read-only file system" in seen[0] and "allow writing there" in seen[0]
     found, problems = records.read_run(stub.out)
     assert problems == [] and {record["row"] for record in found} == {"first"} and not list(stub.out.rglob("*.tmp"))
     assert "| first " in (stub.out / "stub.md").read_text(), "what there is is drawn"
@@ -200,12 +200,12 @@ code = "import sys; from harness.record import records; records.open_run(sys.arg
 def stranger():
     kept = {key: value for key, value in os.environ.items() if key != records.LOCK}
     return subprocess.run([sys.executable, "-c", code, out], env=kept, capture_output=True, text=True).stderr
-told = [stranger()]
+seen = [stranger()]
 with records.open_run(out):
-    told.append(stranger())
-told.append(stranger())
-with here.with_name("told").open("a") as file:
-    file.writelines(line.splitlines()[-1] + "\\n" if line else "nothing\\n" for line in told)
+    seen.append(stranger())
+seen.append(stranger())
+with here.with_name("seen").open("a") as file:
+    file.writelines(line.splitlines()[-1] + "\\n" if line else "nothing\\n" for line in seen)
 if here.with_suffix(".waits").exists():
     here.with_name("waiting").write_text(str(os.getpid()))
     import time
@@ -228,9 +228,9 @@ def scripts(tmp_path, monkeypatch):
 def test_the_suite_holds_the_run_from_its_first_script_to_its_last(scripts):
     out = scripts.parent / "out"
     assert suite.main(["--only=mnist,synthetic", "--device=cpu", f"--out={out}"], scripts) == 0
-    told = (scripts / "told").read_text().splitlines()
-    assert len(told) == 6
-    for line in told:
+    seen = (scripts / "seen").read_text().splitlines()
+    assert len(seen) == 6
+    for line in seen:
         assert f"another run (process {os.getpid()}) is writing here" in line
     records.open_run(out).close()
 
@@ -337,7 +337,7 @@ if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
     sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0}'))
-with open(Path(__file__).with_name("told"), "a") as file:
+with open(Path(__file__).with_name("seen"), "a") as file:
     file.write(Path(__file__).stem + "\\n")
 if Path(__file__).stem == "mnist":
     out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
@@ -355,10 +355,10 @@ def test_a_full_disk_in_one_script_leaves_the_others_running_and_the_tables_draw
         (scripts / f"{name}.py").write_text(header + FILLS)
     out = scripts.parent / "out"
     assert suite.main(["--only=mnist,synthetic", "--device=cpu", f"--out={out}"], scripts) == 1
-    assert (scripts / "told").read_text().split() == ["mnist", "synthetic"]
-    told = capfd.readouterr()
-    assert "mnist: ended with status 1; see above" in told.out and (out / "README.md").is_file()
-    assert told.err.count("error: ") == 1 and "x.json: cannot be written (File too large); free some space" in told.err
+    assert (scripts / "seen").read_text().split() == ["mnist", "synthetic"]
+    seen = capfd.readouterr()
+    assert "mnist: ended with status 1; see above" in seen.out and (out / "README.md").is_file()
+    assert seen.err.count("error: ") == 1 and "x.json: cannot be written (File too large); free some space" in seen.err
 
 
 def test_tables_that_do_not_fit_on_the_disk_are_status_1_and_one_line(scripts, capfd):
@@ -366,11 +366,11 @@ def test_tables_that_do_not_fit_on_the_disk_are_status_1_and_one_line(scripts, c
     with records.open_run(out):
         (out / "README.md").mkdir()  # the nearest thing to a disk that refuses this file
     assert suite.main(["--only=mnist", "--device=cpu", f"--out={out}"], scripts) == 1
-    told = capfd.readouterr()
+    seen = capfd.readouterr()
     assert (
-        told.out.rstrip().splitlines()[-1].startswith(f"error: {out / 'README.md'}: cannot be written (Is a directory)")
+        seen.out.rstrip().splitlines()[-1].startswith(f"error: {out / 'README.md'}: cannot be written (Is a directory)")
     )
-    assert "Traceback" not in told.err
+    assert "Traceback" not in seen.err
 
 
 @pytest.mark.parametrize("ask", [suite.main, suite.check])
@@ -379,7 +379,7 @@ def test_the_suite_refuses_a_gpu_that_is_not_there_before_anything_is_written(sc
     out = scripts.parent / "out"
     assert ask(["--only=mnist", "--device=gpu", f"--out={out}"], scripts) == 2
     assert told_once(capfd) == f"error: {machine.NO_GPU}\n"
-    assert not out.exists() and not (scripts / "told").exists()
+    assert not out.exists() and not (scripts / "seen").exists()
 
 
 # What a killed preparation leaves

@@ -45,8 +45,8 @@ def disturbed(stub, chance: random.Random, lasts_s: float) -> tuple[int, str]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 victim.kill()
                 killed = "child" if moment == "time of child" else ""
-    _, told = process.communicate(timeout=300)
-    assert "Traceback" not in told, told
+    _, printed = process.communicate(timeout=300)
+    assert "Traceback" not in printed, printed
     return process.returncode, "parent" if process.returncode == -signal.SIGKILL else killed
 
 

@@ -95,8 +95,8 @@ def test_a_wrong_command_line_is_one_line(arguments, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measured_pairs, "measure", lambda *_: pytest.fail("nothing is to be measured"))
     assert measured_pairs.main(arguments) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("error: ") and told.err.count("\n") == 1 and not told.out
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and not printed.out
 
 
 def written(run, rows: dict[str, float], processes: int = 5):
@@ -137,23 +137,23 @@ def run_with(out, monkeypatch, capsys, slower: float, processes: int = 5):
 
 
 def test_rows_are_counted_by_what_was_done_to_them(tmp_path, monkeypatch, capsys):
-    status, result, told = run_with(tmp_path, monkeypatch, capsys, slower=1.05)
+    status, result, printed = run_with(tmp_path, monkeypatch, capsys, slower=1.05)
     assert status == 0
     assert result["counts"] == {"same": {"same": 20}, "tries": {"slower": 10}, "others": {"same": 30}}
     assert len(result["runs"]) == 15 and all(len(run["medians_ms"]["lstm_c"]) == 5 for run in result["runs"].values())
-    assert told.out == (tmp_path / "compared.md").read_text()
-    assert "of the same code **0** came out" in told.out and "was found in **10**" in told.out
-    assert "the slowed row took 5.0 % longer" in told.out
+    assert printed.out == (tmp_path / "compared.md").read_text()
+    assert "of the same code **0** came out" in printed.out and "was found in **10**" in printed.out
+    assert "the slowed row took 5.0 % longer" in printed.out
     assert (
         "**A processor, 16 cores** (numpy 2.4.6; 2026-01-31, commit 0123456): 10 plain runs and 5 with `lstm_c`"
-        in told.out
+        in printed.out
     )
 
 
 def test_a_row_that_is_not_found_breaks_the_promise(tmp_path, monkeypatch, capsys):
-    status, result, told = run_with(tmp_path, monkeypatch, capsys, slower=1.0)
+    status, result, printed = run_with(tmp_path, monkeypatch, capsys, slower=1.0)
     assert status == 1 and result["counts"]["tries"] == {"same": 10}
-    assert "was found in **0** (10 same); 9 of 10 are promised" in told.out
+    assert "was found in **0** (10 same); 9 of 10 are promised" in printed.out
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_the_promise_is_of_one_row_in_twenty_and_nine_tries_in_ten(same, tries, 
 
 
 def test_paragraphs_are_drawn_from_committed_results_alone(tmp_path, monkeypatch, capsys):
-    _, result, told = run_with(tmp_path, monkeypatch, capsys, slower=1.05)
+    _, result, printed = run_with(tmp_path, monkeypatch, capsys, slower=1.05)
     path = tmp_path / "compared.json"
     assert measured_pairs.main(["--draw", str(path), str(path)]) == 0
     drawn = capsys.readouterr().out
-    assert drawn.split("\n\n")[1].strip() == drawn.split("\n\n")[2].strip() == told.out.split("\n\n")[1].strip()
+    assert drawn.split("\n\n")[1].strip() == drawn.split("\n\n")[2].strip() == printed.out.split("\n\n")[1].strip()
     result["counts"]["tries"] = {"slower": 9, "inconclusive": 1}
     path.write_text(json.dumps(result))
     assert measured_pairs.main(["--draw", str(path)]) == 0
@@ -182,9 +182,9 @@ def test_paragraphs_are_drawn_from_committed_results_alone(tmp_path, monkeypatch
 
 
 def test_a_run_that_lacks_processes_is_named(tmp_path, monkeypatch, capsys):
-    status, result, told = run_with(tmp_path, monkeypatch, capsys, slower=1.05, processes=4)
+    status, result, printed = run_with(tmp_path, monkeypatch, capsys, slower=1.05, processes=4)
     assert (status, result) == (2, None)
-    assert re.fullmatch(r"error: \S+plain-0: row lstm_a has too few processes, expected 5; see \S+\n", told.err)
+    assert re.fullmatch(r"error: \S+plain-0: row lstm_a has too few processes, expected 5; see \S+\n", printed.err)
 
 
 @needs_affinity

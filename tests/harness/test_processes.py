@@ -278,30 +278,30 @@ for number in range(3):
 
 def progress(stub, tmp_path, ending: str, limit_s: float, pause_s: float):
     """(the outcome, what was told of the child's progress)."""
-    told = []
+    seen = []
     job = {"pause_s": pause_s}
-    outcome = processes.run_child(stub(THREE + ending), job, limit_s=limit_s, log=tmp_path / "log", watch=told.append)
-    return outcome, told
+    outcome = processes.run_child(stub(THREE + ending), job, limit_s=limit_s, log=tmp_path / "log", watch=seen.append)
+    return outcome, seen
 
 
 @pytest.mark.parametrize("ending", [
     "processes.write_result(job, {})", "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)", "time.sleep(600)",
 ])  # fmt: skip
 def test_all_progress_is_told_however_the_child_ends(stub, tmp_path, ending):
-    outcome, told = progress(stub, tmp_path, ending, 10, 0)
-    assert told[-1] == [{"number": 0}, {"number": 1}, {"number": 2}]
+    outcome, seen = progress(stub, tmp_path, ending, 10, 0)
+    assert seen[-1] == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert (outcome.result == {}) == ("write_result" in ending)
 
 
 def test_the_time_limit_counts_from_the_last_progress(stub, tmp_path):
-    outcome, told = progress(stub, tmp_path, "processes.write_result(job, {})", 8, 4)
-    assert outcome.result == {} and len(told) == 3 and outcome.seconds > 8
-    outcome, told = progress(stub, tmp_path, "time.sleep(600)", 5, 0.1)
+    outcome, seen = progress(stub, tmp_path, "processes.write_result(job, {})", 8, 4)
+    assert outcome.result == {} and len(seen) == 3 and outcome.seconds > 8
+    outcome, seen = progress(stub, tmp_path, "time.sleep(600)", 5, 0.1)
     assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 5 s")
 
 
 def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
-    def watch(told):
+    def watch(seen):
         raise RuntimeError("no space")
 
     before = psutil.Process().children()  # of other tests in this process

@@ -71,9 +71,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_no_flood(clock, cap
             clock[0] += 1.0
             bar.starts(f"row_{number}")
             bar.ends(1.0)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 300 // progress.LINE_S and "mnist row_" in told[0]
-    assert all("\r" not in line for line in told)
+    seen = capsys.readouterr().err.splitlines()
+    assert len(seen) == 300 // progress.LINE_S and "mnist row_" in seen[0]
+    assert all("\r" not in line for line in seen)
 
 
 def test_one_bar_spans_the_whole_run_on_a_terminal_and_what_scripts_print_stays_whole(scripts):
@@ -118,10 +118,10 @@ def test_script_reports_to_the_suite_instead_of_drawing_a_bar_of_its_own(stub, m
     monkeypatch.setenv(progress.REPORTS, str(own))
     assert stub.main("--rows=first,flaky", "--processes=2") == 1
     with os.fdopen(reports) as pipe:
-        told = [json.loads(line) for line in pipe]
-    assert told[0] == ["total", 4 * estimate.UNKNOWN_S, 4]
-    assert ["starts", "first, process 1 of 2"] in told
-    ended = [rest for kind, *rest in told if kind == "ends"]
+        seen = [json.loads(line) for line in pipe]
+    assert seen[0] == ["total", 4 * estimate.UNKNOWN_S, 4]
+    assert ["starts", "first, process 1 of 2"] in seen
+    ended = [rest for kind, *rest in seen if kind == "ends"]
     assert sum(processes for _, processes in ended) == 4, "flaky fails in its first process: its second is over as well"
     assert "left" not in capfd.readouterr().err
 
@@ -180,8 +180,8 @@ def test_size_that_cannot_run_is_one_line_and_nothing_is_written(name, option, t
         pytest.skip("has no such option")
     parent = getattr(module, "sweep", benchmark).main
     assert parent(module.BENCHMARK, ["--quick", "--device=cpu", f"--out={tmp_path / 'out'}", option]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and told.count("\n") == 1 and option in told and "give a smaller" in told
+    seen = capsys.readouterr().err
+    assert seen.startswith("error: ") and seen.count("\n") == 1 and option in seen and "give a smaller" in seen
     assert not (tmp_path / "out").exists()
 
 

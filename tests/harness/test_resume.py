@@ -33,7 +33,7 @@ def test_resume_runs_rows_again_whose_constants_changed_and_says_so(stub, capfd)
     assert stub.main("--rows=first") == 0
     stub.starts()
     assert stub.main("--rows=first", "--units=32", "--resume") == 0
-    assert "--resume: measured anew" in (told := capfd.readouterr().err) and told.rstrip().endswith(": first")
+    assert "--resume: measured anew" in (printed := capfd.readouterr().err) and printed.rstrip().endswith(": first")
     assert stub.rows_started() == ["first 0"]
     assert stub.record("first")["config"]["UNITS"] == 32
 
@@ -175,10 +175,10 @@ def test_resume_refuses_records_of_another_machine_and_leaves_them_alone(stub, c
     stub.starts()
     capfd.readouterr()
     assert stub.main("--rows=first,second", "--resume") == 2
-    told = capfd.readouterr().err
-    assert told.startswith("error: --resume: ") and told.count("\n") == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("error: --resume: ") and printed.count("\n") == 1
     assert all(
-        word in told for word in ("stub.small.first.", str(next(iter(facts.values()))), "--out", "this machine has")
+        word in printed for word in ("stub.small.first.", str(next(iter(facts.values()))), "--out", "this machine has")
     )
     assert stub.starts() == [] and stub.record("first") == before
     assert stub.main("--rows=first") == 0, "without --resume it is measured anew"

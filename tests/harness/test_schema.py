@@ -146,7 +146,7 @@ def test_values_that_earlier_and_other_rows_have_are_read(key, value):
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "message"),
     [
         ([], r"record: found \[\], expected a JSON object"),
         ("ok", r"record: found 'ok', expected a JSON object"),
@@ -154,8 +154,8 @@ def test_values_that_earlier_and_other_rows_have_are_read(key, value):
         ({"schema": 3}, "schema: found 3, expected 1 or 2"),  # and no word of the keys that it lacks
     ],
 )
-def test_what_is_no_record_of_this_schema_is_told_before_anything_else(record, told):
-    with pytest.raises(RecordError, match=f"^x.json: {told}; "):
+def test_what_is_no_record_of_this_schema_is_reported_before_anything_else(record, message):
+    with pytest.raises(RecordError, match=f"^x.json: {message}; "):
         schema.validate(record, "x.json")
 
 
@@ -220,8 +220,8 @@ def test_a_process_without_a_proof_that_held_makes_the_row_failed_with_a_reason(
     for _ in range(earlier):
         record = schema.merge_process(record, part([10.0]))
     record = schema.merge_process(record, part([10.0], status="ok", proof=proof))
-    told = {"not proven: the process gave no proof", "proof failed: loss", "proof failed: it does not say that it held"}
-    assert record["status"] == "failed" and record["reason"] in told
+    why = {"not proven: the process gave no proof", "proof failed: loss", "proof failed: it does not say that it held"}
+    assert record["status"] == "failed" and record["reason"] in why
     assert not proof or record["proof"]["ok"] is False
     bad = {"ok": False, "failed": ["update"], "reason": "update: error 0.5"}
     for later in (part([10.0]), part([10.0], proof=None), part([10.0], proof=bad), {"status": "failed", "reason": "b"}):

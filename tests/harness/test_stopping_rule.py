@@ -110,7 +110,7 @@ def test_whole_training_runs_once_unless_more_are_asked_for(stub, written, count
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("=abc", "--repeat-until=abc: expected a percentage, such as 1%"),
         ("=0.01", "--repeat-until=0.01: expected a percentage, such as 1%"),
@@ -120,9 +120,9 @@ def test_whole_training_runs_once_unless_more_are_asked_for(stub, written, count
         ("", "--repeat-until: a value is missing; expected a percentage from 0.01% to 100%, such as 1%"),
     ],
 )
-def test_what_is_no_percentage_is_refused(stub, written, told, capsys):
+def test_what_is_no_percentage_is_refused(stub, written, message, capsys):
     assert stub.main(f"--repeat-until{written}") == 2
-    assert capsys.readouterr().err == f"error: {told}\n" and stub.starts() == []
+    assert capsys.readouterr().err == f"error: {message}\n" and stub.starts() == []
 
 
 @pytest.mark.parametrize(("written", "fraction"), [("1%", 0.01), ("0.5 %", 0.005), ("0.01%", 1e-4), ("100%", 1.0)])

@@ -52,7 +52,7 @@ if does in ("hang", "ignore"):
     try:
         time.sleep(600)
     except KeyboardInterrupt:
-        here.with_name("told").touch()
+        here.with_name("ended").touch()
         sys.exit(130)
 if does == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -316,7 +316,7 @@ def test_interrupt_is_handed_on_once_and_says_how_to_go_on(scripts, number, stat
     os.killpg(process.pid, number)  # as a terminal does: every process of the foreground group
     output, errors = process.communicate(timeout=300)
     assert process.returncode == status
-    assert (scripts / "told").exists(), "the script was killed before it could keep its rows"
+    assert (scripts / "ended").exists(), "the script was killed before it could keep its rows"
     assert "--resume" in output and "Traceback" not in errors
     assert left_over(scripts) == []
     assert [name for name, *_ in started(scripts)] == ["mnist", "ptb"]

@@ -370,6 +370,6 @@ def test_a_python_that_lacks_a_module_is_refused_in_one_line(tmp_path, capsys, m
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else find(name, *rest))
     assert tables.main([str(run)]) == 2
-    told = capsys.readouterr().err
-    assert f"the module {module} is not installed" in told and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert f"the module {module} is not installed" in printed and printed.count("\n") == 1
     assert not (run / "README.md").exists()

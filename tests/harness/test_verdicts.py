@@ -45,10 +45,10 @@ def rates(pairs, slowed=(), drift=verdicts.DRIFT, **settings):
     wrong, families, found, unchanged, changed = 0, 0, 0, 0, 0
     for _ in range(pairs):
         rows = simulated(random, slowed=slowed, **settings)
-        told = [judged.verdict for judged in judge(rows, drift)[0]]
-        different = sum(t in (FASTER, SLOWER) for t, row in zip(told, rows, strict=True) if row.processes not in slowed)
+        own = [judged.verdict for judged in judge(rows, drift)[0]]
+        different = sum(t in (FASTER, SLOWER) for t, row in zip(own, rows, strict=True) if row.processes not in slowed)
         wrong, families = wrong + different, families + (different > 0)
-        found += sum(t == SLOWER for t, row in zip(told, rows, strict=True) if row.processes in slowed)
+        found += sum(t == SLOWER for t, row in zip(own, rows, strict=True) if row.processes in slowed)
         changed += sum(row.processes in slowed for row in rows)
         unchanged += sum(row.processes not in slowed for row in rows)
     return wrong / max(unchanged, 1), families / pairs, found / max(changed, 1)
@@ -283,8 +283,8 @@ def test_a_row_slower_by_just_over_2_percent_is_rarely_called_the_same():
 
 def test_rows_of_the_same_commit_and_little_noise_are_the_same():
     random = np.random.default_rng(11)
-    told = [j.verdict for _ in range(20) for j in judge(simulated(random, 8, noise=0.003))[0]]
-    assert told.count(SAME) / len(told) > 0.95
+    found = [j.verdict for _ in range(20) for j in judge(simulated(random, 8, noise=0.003))[0]]
+    assert found.count(SAME) / len(found) > 0.95
 
 
 def test_the_interval_of_a_row_holds_its_ratio_in_95_percent_of_runs():

@@ -146,9 +146,9 @@ def given(row="keras", blocks_ms=QUIET, clocks=(), **changes):
     return {**record, **drawn, "blocks_ms": blocks_ms, "clocks": list(clocks)}
 
 
-@pytest.mark.parametrize(("reasons", "told"), [(None, None), ([], []), (["hardware slowdown"], ["hardware slowdown"])])
-def test_nobody_says_that_clocks_were_not_throttled_where_nvml_could_not_tell(reasons, told):
-    assert throttling(given(clocks=[state(throttle_reasons=reasons)])) == told
+@pytest.mark.parametrize(("reasons", "seen"), [(None, None), ([], []), (["hardware slowdown"], ["hardware slowdown"])])
+def test_nobody_says_that_clocks_were_not_throttled_where_nvml_could_not_tell(reasons, seen):
+    assert throttling(given(clocks=[state(throttle_reasons=reasons)])) == seen
 
 
 def test_every_warning_has_cases_in_which_it_is_given_and_in_which_it_is_not():
@@ -208,14 +208,14 @@ def test_launches_are_compared_with_the_committed_record_of_the_same_row_and_ver
         record["proof"] = {**record["proof"], "kernel": {"launches": launches, "syncs": 0}}
         return record
 
-    def told(mine, name):
+    def seen(mine, name):
         return "torch_lstm` 300 launches against 200 in h200" in page_of(tmp_path / name, mine)
 
     run_of(tmp_path / "results" / "h200", of(200))
     monkeypatch.setattr("harness.report.launches.COMMITTED", tmp_path / "results")
-    assert told(of(300), "more") and not told(of(205), "same")
+    assert seen(of(300), "more") and not seen(of(205), "same")
     others = [{"torch": "2.14.0"}, {"gpu": "NVIDIA A100"}]
-    assert not any(told(of(300, other), str(k)) for k, other in enumerate(others)), "another version may launch others"
+    assert not any(seen(of(300, other), str(k)) for k, other in enumerate(others)), "another version may launch others"
     config = {"CONFIG": "large", "UNITS": 650}
-    assert not told(of(300, config=config), "units") and not told(of(300, precision="fp16"), "precision")
+    assert not seen(of(300, config=config), "units") and not seen(of(300, precision="fp16"), "precision")
     assert launches.with_known([of(200)], tmp_path / "results" / "h200")[0]["committed"] is None, "not with itself"

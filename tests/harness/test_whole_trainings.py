@@ -395,13 +395,13 @@ def trained(made, name: str, plant=None, train=PTB.train, **of_config) -> dict:
     """The part of PTB's whole training; of_config: what `train` is told instead."""
     trial = made.language(name)
     row_process = made.measured(rows.LANGUAGE_MODEL[name], language_reference(), "language")
-    told = SimpleNamespace(**vars(C) | of_config)
+    config = SimpleNamespace(**vars(C) | of_config)
     trial._set_learning_rate(C.LEARNING_RATE)  # the one of a fresh process
     trial.start_from(*PTB.start(C, TEXT)[:2])
     with pytest.MonkeyPatch.context() as patched:
         if plant:
             plant(patched, trial)
-        run = lambda timed: train(told, trial, TEXT, timed)  # noqa: E731
+        run = lambda timed: train(config, trial, TEXT, timed)  # noqa: E731
         return row_process.training(trial, run, PTB.schedule_of(C, TEXT))["fit"]
 
 
@@ -491,8 +491,8 @@ SCHEDULES = {
     ],
 )
 def test_training_by_another_schedule_is_failed(made, name, mistake):
-    told, plant, says = SCHEDULES[mistake]
-    failed(trained(made, name, plant, **told), says)
+    config, plant, says = SCHEDULES[mistake]
+    failed(trained(made, name, plant, **config), says)
 
 
 @pytest.mark.parametrize(

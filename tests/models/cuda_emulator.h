@@ -131,7 +131,7 @@ inline unsigned look(const unsigned* counter) {
 
 inline float wide(float x) { return x; }
 inline float wide(unsigned short x) {
-#if NUMBER == 2
+#if DTYPE_CODE == 2
   return emulator::bits((unsigned)x << 16);
 #else
   _Float16 y;
@@ -139,12 +139,12 @@ inline float wide(unsigned short x) {
   return y;
 #endif
 }
-#if NUMBER == 0 || NUMBER == 3
+#if DTYPE_CODE == 0 || DTYPE_CODE == 3
 inline float narrow(float x) { return x; }
 #else
 inline unsigned short narrow(float x) {
   unsigned short y;
-#if NUMBER == 2
+#if DTYPE_CODE == 2
   unsigned z;
   memcpy(&z, &x, 4);
   y = (z + 0x7fff + (z >> 16 & 1)) >> 16;
@@ -178,9 +178,9 @@ inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a
   memcpy(warp.b[half][lane], b, sizeof b);
   emulator::meet(warp);
 
-  constexpr int PER_REGISTER = NUMBER == 0 || NUMBER == 3 ? 1 : 2;
+  constexpr int PER_REGISTER = DTYPE_CODE == 0 || DTYPE_CODE == 3 ? 1 : 2;
   auto number = [](unsigned x, int part) {
-#if NUMBER == 0 || NUMBER == 3
+#if DTYPE_CODE == 0 || DTYPE_CODE == 3
     return emulator::bits(x & 0xffffe000u);  // as the tensor cores cut it
 #else
     return wide((unsigned short)(x >> 16 * part));

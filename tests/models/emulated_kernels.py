@@ -41,18 +41,8 @@ def build(folder: Path, name: str, source: str, defines: Sequence[tuple[str, int
         kernels, text = folder / f"{key}.cu", folder / f"{key}.cpp"
         kernels.write_text(source)
         text.write_text(MAIN.format(source=kernels, kernel=name))
-        flags = [
-            "-std=c++17",
-            "-O2",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-DEMULATED",
-            f"-I{models}",
-            f"-I{HEADER.parent}",
-            "-include",
-            str(HEADER),
-        ]
+        flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-DEMULATED"]
+        flags += [f"-I{models}", f"-I{HEADER.parent}", "-include", str(HEADER)]
         subprocess.run(["g++", *flags, *(f"-D{k}={v}" for k, v in defines), str(text), "-o", str(made)], check=True)
     return made
 

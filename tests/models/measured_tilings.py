@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from models.wavefront import tiling
-from models.wavefront.tiling import COST_US, NUMBERS, WARPS, Tiling, Work
+from models.wavefront.tiling import COST_US, DTYPE_CODES, WARPS, Tiling, Work
 
 SHAPES = {  # layers, units, batch, steps, by how many layers at a time
     "mnist": (2, 128, 32, 28, (2,)),
@@ -38,20 +38,20 @@ LAUNCHES, REPEATS = 3, 4
 def works() -> Iterator[tuple[str, Work, int]]:
     for name, (_, units, batch, steps, together) in SHAPES.items():
         for precision in PRECISIONS.get(name, ("tf32", "float16")):
-            number = NUMBERS[precision]
-            padded = tiling.padded_units(units, Work(1, batch, units, number, False).itemsize)
+            dtype_code = DTYPE_CODES[precision]
+            padded = tiling.padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
             for lanes in together:
                 for backward in (False, True):
-                    yield name, Work(lanes, batch, padded, number, backward), steps
+                    yield name, Work(lanes, batch, padded, dtype_code, backward), steps
 
 
 def tried(work: Work, chip) -> list[Tiling]:
     found, seen = [], Counter()
     every = set(tiling._tilings(work, chip))
-    for cut in sorted(every, key=lambda cut: tiling.step_us(work, cut)):
-        seen[cut[:3]] += 1
-        if seen[cut[:3]] <= ALIKE and len(found) < TRIED:
-            found.append(cut)
+    for candidate in sorted(every, key=lambda candidate: tiling.step_us(work, candidate)):
+        seen[candidate[:3]] += 1
+        if seen[candidate[:3]] <= ALIKE and len(found) < TRIED:
+            found.append(candidate)
     return found
 
 
@@ -108,20 +108,20 @@ def measure(out: Path) -> None:
     from models.wavefront import nvrtc, persistent
 
     chip, driver, source = nvrtc.chip(), Driver(), persistent.SOURCE.read_text()
-    jobs = [(name, work, steps, cut) for name, work, steps in works() for cut in tried(work, chip)]
+    jobs = [(name, work, steps, candidate) for name, work, steps in works() for candidate in tried(work, chip)]
 
     def load(job):
-        _, work, steps, cut = job
-        code = nvrtc.ptx(source, tiling.defines(work, steps, cut), chip.capability)
+        _, work, steps, candidate = job
+        code = nvrtc.ptx(source, tiling.defines(work, steps, candidate), chip.capability)
         kernel = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
-        return driver.load(code, kernel, cut.shared_bytes(work))
+        return driver.load(code, kernel, candidate.shared_bytes(work))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         functions = list(pool.map(load, jobs))
     found = []
-    for (name, work, steps, cut), function in zip(jobs, functions, strict=True):
-        us = driver.us(function, cut.grid(work), cut.shared_bytes(work)) / (steps + work.lanes - 1)
-        found.append({"shape": name, "work": work, "tiling": cut, "us": round(us, 3)})
+    for (name, work, steps, candidate), function in zip(jobs, functions, strict=True):
+        us = driver.us(function, candidate.grid(work), candidate.shared_bytes(work)) / (steps + work.lanes - 1)
+        found.append({"shape": name, "work": work, "tiling": candidate, "us": round(us, 3)})
     details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
     head = {"gpu": details.get("device_name"), "chip": chip, "date": time.strftime("%Y-%m-%d")}
     lines = ",\n".join(map(json.dumps, found))
@@ -137,7 +137,7 @@ def fit(measured: Sequence[tuple[Work, Tiling, float]]) -> dict[str, float]:
     """The constants, none below 0, with the least mean square of relative errors."""
     from scipy.optimize import nnls  # comes with scikit-learn
 
-    amounts = np.array([[tiling.terms(work, cut)[name] for name in COST_US] for work, cut, _ in measured])
+    amounts = np.array([[tiling.terms(work, candidate)[name] for name in COST_US] for work, candidate, _ in measured])
     us = np.array([us for *_, us in measured])
     return dict(zip(COST_US, nnls(amounts / us[:, None], np.ones(len(us)))[0], strict=True))
 

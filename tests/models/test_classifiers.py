@@ -28,7 +28,8 @@ from tests.classifiers import (
     logits_of,
     reference_of,
 )
-from tests.language_models import assert_same, error
+from tests.comparing import error
+from tests.language_models import assert_same
 
 WAYS = {"torch": in_pytorch, "jax": in_jax}
 CAPTURED = {"torch, captured": functools.partial(in_pytorch, "captured")}

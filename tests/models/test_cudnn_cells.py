@@ -3,19 +3,15 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.cudnn.cells import CudnnCompatibleGRUCell, CudnnCompatibleLSTMCell
 from models.weights import layouts
-from tests.cudnn_layer_cases import BATCH, FEATURES, INPUTS, TIME, UNITS, error, layer, random
+from tests.comparing import error
+from tests.cudnn_layer_cases import BATCH, FEATURES, INPUTS, TIME, UNITS, layer, random
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 CELLS = {"lstm": CudnnCompatibleLSTMCell, "gru": CudnnCompatibleGRUCell}
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 @pytest.mark.parametrize("mode", CELLS)

@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.cudnn.convert import LAYERS, from_keras_layers, from_torch, to_cells, to_keras_layers, to_torch
 from models.cudnn.layers import CudnnGRULayer, CudnnLSTMLayer
 from models.weights import layouts
+from tests.comparing import error
 from tests.cudnn_layer_cases import (
     BATCH,
     DIRECTIONS,
@@ -15,31 +15,16 @@ from tests.cudnn_layer_cases import (
     INPUTS,
     MODES,
     UNITS,
-    error,
+    assert_same,
     keras_layers,
     layer,
+    through,
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 FLOAT64 = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
-
-
-def through(layers, x):
-    for each in layers:
-        x = each(x)
-    return x
-
-
-def assert_same(given, expected):
-    assert list(given) == list(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(given[name], array, err_msg=name)
 
 
 # --- Keras --------------------------------------------------------------------------------------------------------------

@@ -14,17 +14,14 @@ from models.cudnn.rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
 from models.weights import layouts
 from models.weights.stack_spec import cudnn_biases, cudnn_matrices
 from tests import cudnn_cases
-from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, INPUT, LENGTHS, TIME, UNITS, error
+from tests.comparing import error
+from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, INPUT, LENGTHS, TIME, UNITS
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 MODES = tuple(CLASSES)
 FLOAT64 = 1e-10  # against PyTorch and between two ways to run; measured: 2e-15
 model = functools.partial(cudnn_cases.model, use_cudnn=False)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 # --- against PyTorch ----------------------------------------------------------------------------------------------------

@@ -13,16 +13,13 @@ from models.tf.cudnn_stack import CudnnStack
 from models.tf.language_model import LanguageModel
 from models.weights import canonical, layouts
 from tests import cases
+from tests.comparing import error
 
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 3, 4, 6
 WEIGHTS = canonical.large_random(canonical.lstm_shapes(FEATURES, UNITS, LAYERS), seed=1)
 STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=2)
 LIMITS = {"float64": 1e-13, "float32": 5e-6, "float16": 1e-2}  # max|a - b| / max|b|
 WITHOUT_CUDNN = Kernel(ops={r"loop:\w*MatMul": cases.LAYERS}, not_ops="CudnnRNN.*")
-
-
-def error(a, b):
-    return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
 
 
 def uniform(seed, *shape):

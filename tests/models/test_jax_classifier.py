@@ -3,29 +3,16 @@
 import numpy as np
 import pytest
 
-from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from harness.measure.proof import UPDATE_STEPS, Kernel
 from models import rows
 from tests import cases, jax_cases
 from tests.classifiers import INPUTS, failed, follows_the_reference_to_rounding
 from tests.classifiers import in_jax as trial_of
 
 jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.usefixtures("jax_runtime")
 
 MADE = rows.FIT["jax_scan"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    before = jax.config.jax_default_matmul_precision
-    yield jax_cases.make_runtime("cpu", "fp32")
-    jax.config.update("jax_default_matmul_precision", before)
-
-
-@pytest.fixture
-def float64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------
@@ -34,22 +21,15 @@ def float64():
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_row_passes_its_proof(precision):
     runtime = jax_cases.make_runtime("cpu", precision)
-    trial = MADE.build(
-        *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
-        precision=precision, loss_scale=cases.LOSS_SCALE / 4, seed=1,
-    )  # fmt: skip
+    trial = cases.build_classifier_of(MADE, precision)
     kernel = Kernel(**MADE.expected_ops(cases.LAYERS, cases.STEPS, "cpu", UPDATE_STEPS))
     proof = cases.prove_fit(trial, precision, kernel, runtime)
     assert proof.record()["ok"], proof.record()["reason"]
     assert trial.traces == 1  # the proof's steps and the timed ones are one executable
-    trial.restore()
-    for label in {"fp32", "tf32", "fp16"} - {precision}:
-        proof = Proof(label)
-        proof.outputs(trial.outputs(), cases.classifier_reference()["outputs"])
-        assert "precision" in proof.failures
+    cases.assert_outputs_are_of(precision, trial)
 
 
-def test_float64_trial_follows_the_reference_to_rounding(float64):
+def test_float64_trial_follows_the_reference_to_rounding(jax_float64):
     follows_the_reference_to_rounding(trial_of("fp64"))
 
 

@@ -10,16 +10,10 @@ from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
 rnn = pytest.importorskip("jax.experimental.rnn")
+pytestmark = pytest.mark.usefixtures("jax_runtime")
 
 SHAPES = canonical.language_model_shapes(11, 5, 4, 3)
 WEIGHTS = canonical.large_random(SHAPES, seed=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    before = jax.config.jax_default_matmul_precision
-    yield jax_cases.make_runtime("cpu", "fp32")
-    jax.config.update("jax_default_matmul_precision", before)
 
 
 @pytest.fixture(autouse=True)
@@ -38,23 +32,23 @@ def calls(monkeypatch):
     return seen
 
 
-def failed(trial, mode, ptb, runtime, kernel=None):
+def failed(trial, mode, ptb, jax_runtime, kernel=None):
     reference = cases.language_model_reference(ptb)
-    return set(cases.prove(trial, mode, "fp32", reference, kernel or Kernel(), runtime).record()["failed"])
+    return set(cases.prove(trial, mode, "fp32", reference, kernel or Kernel(), jax_runtime).record()["failed"])
 
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["one call", "a call per layer, with dropout between them"])
-def test_row_passes_its_proof(ptb, runtime, calls):
+def test_row_passes_its_proof(ptb, jax_runtime, calls):
     trial = jax_cases.language_model("jax_cudnn", "fp32", ptb)
     for mode in ("train", "forward", "stack"):
-        assert failed(trial, mode, ptb, runtime) == set()
+        assert failed(trial, mode, ptb, jax_runtime) == set()
     assert {sizes[2] for sizes in calls} == ({1} if ptb else {cases.LAYERS})
     assert {sizes[3:5] for sizes in calls} == {(0.0, False)}
 
 
-def test_what_runs_without_cudnn_is_not_what_the_row_names(runtime):
+def test_what_runs_without_cudnn_is_not_what_the_row_names(jax_runtime):
     trial = jax_cases.language_model("jax_cudnn", "fp32")
-    assert failed(trial, "train", False, runtime, jax_cases.kernel_of("jax_cudnn", "gpu")) == {"kernel"}
+    assert failed(trial, "train", False, jax_runtime, jax_cases.kernel_of("jax_cudnn", "gpu")) == {"kernel"}
 
 
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True)])
@@ -100,12 +94,12 @@ def test_second_bias_is_0_for_ever_whatever_the_buffer_holds():
 
 
 @pytest.mark.slow
-def test_gates_in_another_order_are_caught(runtime):
+def test_gates_in_another_order_are_caught(jax_runtime):
     trial = jax_cases.language_model("jax_cudnn", "fp32")
     start, _, _ = cases.language_model_start()
     swapped = {name: layouts.reorder_gates(x, "ifco", "icfo") for name, x in start.items() if name.startswith("lstm_")}
     trial._start[1:2] = map(jax.numpy.asarray, trial.stack.from_canonical(swapped))
-    assert failed(trial, "train", False, runtime) >= {"outputs", "gradients", "loss"}
+    assert failed(trial, "train", False, jax_runtime) >= {"outputs", "gradients", "loss"}
 
 
 def test_dropout_inside_one_call_and_half_precision_are_refused():

@@ -8,6 +8,7 @@ import pytest
 from models.reference import expected, networks
 from models.weights import canonical
 from tests import cases, jax_cases
+from tests.comparing import error
 from tests.language_models import (
     BATCH,
     BATCHES,
@@ -18,7 +19,6 @@ from tests.language_models import (
     VOCABULARY,
     WEIGHTS,
     assert_close,
-    error,
     of_ptb,
 )
 from tests.language_models import in_jax as model_of
@@ -26,20 +26,7 @@ from tests.language_models import in_jax as model_of
 ptb_model = functools.partial(of_ptb, model_of)
 
 jax = pytest.importorskip("jax")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    before = jax.config.jax_default_matmul_precision
-    yield jax_cases.make_runtime("cpu", "fp32")
-    jax.config.update("jax_default_matmul_precision", before)
-
-
-@pytest.fixture
-def float64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+pytestmark = pytest.mark.usefixtures("jax_runtime")
 
 
 @pytest.fixture(params=[1, 2, 10], ids=lambda steps: f"unroll {steps}")
@@ -56,23 +43,23 @@ def unroll(request, monkeypatch):
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_jax_scan_passes_its_proof(precision, ptb, runtime):
+def test_jax_scan_passes_its_proof(precision, ptb, jax_runtime):
     trial = jax_cases.language_model("jax_scan", precision, ptb)
     reference, kernel = cases.language_model_reference(ptb), jax_cases.kernel_of("jax_scan", "cpu")
     for mode in ("train", "forward", "stack"):
-        proof = cases.prove(trial, mode, precision, reference, kernel, runtime)
+        proof = cases.prove(trial, mode, precision, reference, kernel, jax_runtime)
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
-def test_float16_fails_the_proof_of_fp32(runtime):
+def test_float16_fails_the_proof_of_fp32(jax_runtime):
     trial, kernel = jax_cases.language_model("jax_scan", "fp16"), jax_cases.kernel_of("jax_scan", "cpu")
-    proof = cases.prove(trial, "train", "fp32", cases.language_model_reference(), kernel, runtime)
+    proof = cases.prove(trial, "train", "fp32", cases.language_model_reference(), kernel, jax_runtime)
     assert set(proof.record()["failed"]) >= {"outputs", "precision", "gradients"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
-def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
+def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, jax_float64):
     clip_norm = 0.1 if ptb else None
     model = (ptb_model if ptb else model_of)(precision="fp64", clip_norm=clip_norm)
     optimizer = networks.SGD(0.5, clip_norm) if ptb else networks.Adam(1e-2)
@@ -99,7 +86,7 @@ def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, float64):
 
 
 @pytest.mark.slow
-def test_written_backward_pass_is_jaxs_own_derivative(unroll, float64):
+def test_written_backward_pass_is_jaxs_own_derivative(unroll, jax_float64):
     """By the initial states and with gradients of the final ones too, which no language model asks for."""
     from models.jax import stacks
 

@@ -8,23 +8,17 @@ from models.weights import layouts
 from tests import cases, jax_cases
 
 jax = pytest.importorskip("jax")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    before = jax.config.jax_default_matmul_precision
-    yield jax_cases.make_runtime("cpu", "fp32")
-    jax.config.update("jax_default_matmul_precision", before)
+pytestmark = pytest.mark.usefixtures("jax_runtime")
 
 
 @pytest.fixture
-def failed(runtime):
+def failed(jax_runtime):
     """trial → the proofs that fail."""
 
     def run(trial, mode="train", kernel=None):
         kernel = kernel or jax_cases.kernel_of("jax_scan", "cpu")
         return set(
-            cases.prove(trial, mode, "fp32", cases.language_model_reference(), kernel, runtime).record()["failed"]
+            cases.prove(trial, mode, "fp32", cases.language_model_reference(), kernel, jax_runtime).record()["failed"]
         )
 
     return run

@@ -10,7 +10,8 @@ from models import rows
 from models.reference import networks
 from models.tf.language_model import _Traced
 from tests import cases
-from tests.language_models import BATCHES, LAYERS, STATES, WEIGHTS, error, of_ptb
+from tests.comparing import error
+from tests.language_models import BATCHES, LAYERS, STATES, WEIGHTS, of_ptb
 from tests.language_models import in_tensorflow as model_of
 
 ptb_model = functools.partial(of_ptb, model_of)

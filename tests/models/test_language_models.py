@@ -8,6 +8,7 @@ import pytest
 
 from models.reference import networks
 from models.weights import canonical
+from tests.comparing import error
 from tests.language_models import (
     BATCH,
     BATCHES,
@@ -22,7 +23,6 @@ from tests.language_models import (
     WEIGHTS,
     assert_close,
     assert_same,
-    error,
     first_step,
     of_ptb,
 )

@@ -6,6 +6,7 @@ import pytest
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.weights import layouts
 from models.weights.canonical import large_random, lstm_shapes, random_states
+from tests.comparing import error
 
 INPUT, UNITS, BATCH, TIME = 5, 7, 3, 6
 WEIGHTS = large_random(lstm_shapes(INPUT, UNITS, num_layers=2), seed=1)
@@ -19,10 +20,6 @@ BLOCK_LAYOUTS = [
     (layouts.to_lstm_block_cell, layouts.from_lstm_block_cell),
     (layouts.to_block_lstm_v2, layouts.from_block_lstm_v2),
 ]
-
-
-def error(a, b):
-    return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
 
 
 def layer_of(weights, layer):

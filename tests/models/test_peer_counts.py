@@ -28,8 +28,8 @@ def test_every_committed_record_of_a_row_is_within_the_bounds_of_today():
         for op, times in {**kernel.ops, **kernel.rest_ops}.items():
             if op in record["proof"]["kernel"]["ops"]:  # an earlier commit may have named others
                 least, most = bounds(times)
-                told = f"{run.name} {records.record_name(record)}: {op}"
-                assert least <= record["proof"]["kernel"]["ops"][op] <= most, told
+                where = f"{run.name} {records.record_name(record)}: {op}"
+                assert least <= record["proof"]["kernel"]["ops"][op] <= most, where
                 held += 1
     assert held > 500
 

@@ -146,7 +146,7 @@ def test_logits_that_are_no_numbers_are_seen(monkeypatch, folder, wrong):
     ("rows", "columns"), [(6400, 10048), (400, 10048), (896, 64), (700, 35008), (1, 64), (6400, 30016)]
 )
 def test_every_vocabulary_of_the_tables_fits(rows, columns, itemsize):
-    launch = softmax.cut(rows, columns, itemsize, H200)
+    launch = softmax.launch_configuration(rows, columns, itemsize, H200)
     kept = -(-columns * itemsize // (16 * launch.threads)) * (16 // itemsize)
     assert kept <= softmax.REGISTERS and kept * launch.threads >= columns
     assert launch.blocks * (launch.shared_bytes + 1024) <= 233472 and launch.blocks * launch.threads <= 1024

@@ -8,13 +8,9 @@ import tensorflow as tf
 from models.wavefront import SoftmaxHead, softmax
 from tests.models.emulated_kernels import H200
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 VOCABULARY, FEATURES, SHAPE = 10, 4, (3, 5)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 def random(*shape, seed=0):

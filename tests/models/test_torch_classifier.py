@@ -20,7 +20,8 @@ from tests.classifiers import (
     reference_of,
 )
 from tests.classifiers import in_pytorch as trial_of
-from tests.language_models import assert_same, error
+from tests.comparing import error
+from tests.language_models import assert_same
 
 ROWS = {name: rows.FIT[name] for name in rows.PYTORCH}
 EAGER = [name for name, made in ROWS.items() if not made.needs_gpu and name != "torch_compile"]
@@ -36,10 +37,7 @@ def kernel_of(row):
 def row_of(row, precision):
     """As mnist.py makes it, with dropout, at the size of tests.cases."""
     torch.compiler.reset()
-    return ROWS[row].build(
-        *cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
-        precision=precision, device="cpu", loss_scale=cases.LOSS_SCALE / 4, seed=1,
-    )  # fmt: skip
+    return cases.build_classifier_of(ROWS[row], precision, device="cpu")
 
 
 @pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in EAGER), ("torch_lstm", "fp16")])
@@ -48,11 +46,7 @@ def test_row_passes_its_proof_and_no_other_rows(row, precision):
     trial = row_of(row, precision)
     proof = cases.prove_fit(trial, precision, kernel_of(row), runtime)
     assert proof.record()["ok"], proof.record()["reason"]
-    trial.restore()
-    for label in {"fp32", "tf32", "fp16"} - {precision}:
-        proof = Proof(label)
-        proof.outputs(trial.outputs(), cases.classifier_reference()["outputs"])
-        assert "precision" in proof.failures
+    cases.assert_outputs_are_of(precision, trial)
     profile = runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
     accepted = set()
     for named in ROWS:

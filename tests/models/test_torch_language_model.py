@@ -11,7 +11,8 @@ from models import rows
 from models.pytorch.language_model import COMPUTE_DTYPE
 from models.reference import expected, networks
 from tests import cases, torch_cases
-from tests.language_models import BATCHES, LAYERS, STATES, TOKENS, WEIGHTS, assert_close, assert_same, error, of_ptb
+from tests.comparing import error
+from tests.language_models import BATCHES, LAYERS, STATES, TOKENS, WEIGHTS, assert_close, assert_same, of_ptb
 from tests.language_models import in_pytorch as model_of
 
 ptb_model = functools.partial(of_ptb, model_of)

@@ -7,14 +7,10 @@ import tensorflow as tf
 
 from models.wavefront import WavefrontLSTM, to_keras_layers
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 BATCH, TIME, FEATURES, UNITS = 4, 5, 3, 6
 LIMIT = {"mixed_float16": 3e-3, "mixed_bfloat16": 3e-2}  # else 1e-5
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 def random(*shape, seed=0):

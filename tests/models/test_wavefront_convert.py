@@ -3,38 +3,23 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from models.cudnn.convert import from_keras_layers as cudnn_from_keras_layers
 from models.cudnn.convert import from_wavefront, to_wavefront
 from models.cudnn.layers import CudnnLSTMLayer
 from models.wavefront.convert import from_keras_layers, from_torch, to_keras_layers, to_torch
+from models.wavefront.keras_config import PENALTIES
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.spec import StackSpec
 from models.weights import layouts
 from tests import cudnn_layer_cases
-from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, error, keras_layers
+from tests.comparing import error
+from tests.cudnn_layer_cases import BATCH, DIRECTIONS, FEATURES, INPUTS, MASK, UNITS, assert_same, keras_layers, through
 from tests.wavefront_cases import layer, parameters
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 FLOAT64 = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
-
-
-def through(layers, x):
-    for each in layers:
-        x = each(x)
-    return x
-
-
-def assert_same(given, expected):
-    assert list(given) == list(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(given[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("return_sequences", [False, True])
@@ -164,6 +149,28 @@ def test_regularizers_constraints_trainable_and_the_inner_policy_are_taken_over_
     for each in back:
         each.dtype_policy = "float32"  # of the wrapper alone, where there is one
     assert from_keras_layers(back).dtype_policy.name == ("mixed_float16" if inner else "float32")
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_penalty_that_cudnn_has_no_counterpart_of_is_named(name):
+    given = layer(2, name="stack", **{name: "l2" if name.endswith("regularizer") else "non_neg"})
+    with pytest.raises(ValueError, match=f"stack: {name}=.* given, CudnnLSTMLayer has no counterpart, expected None"):
+        from_wavefront(given)
+
+
+def test_trainable_and_activity_regularizer_are_taken_over_between_wavefront_and_cudnn():
+    made = from_wavefront(layer(2, trainable=False, activity_regularizer=keras.regularizers.L2(0.1)))
+    for each in (made, to_wavefront(made)):
+        assert not each.trainable and each.activity_regularizer.get_config() == {"l2": pytest.approx(0.1)}
+
+
+def test_states_that_are_kept_between_batches_are_not_dropped_between_wavefront_and_cudnn():
+    for kind, convert in ((WavefrontLSTM, from_wavefront), (CudnnLSTMLayer, to_wavefront)):
+        given = kind(UNITS, stateful=True)
+        given.build((BATCH, None, FEATURES))
+        with pytest.raises(ValueError, match="stateful: True given, expected False"):
+            convert(given)
+        assert_same(convert(given, stateful=False).get_canonical(), given.get_canonical())
 
 
 def test_what_keras_layers_do_not_share_or_a_stack_does_otherwise_is_named():

@@ -15,7 +15,7 @@ from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.persistent import persistent_stack
 from models.wavefront.stack import LayerWeights, lstm_stack
-from models.wavefront.tiling import Work, layers_together, tiling
+from models.wavefront.tiling import Work, best_tiling, layers_together
 from tests.models import measured_tilings
 from tests.models.emulated_kernels import CHIP, H200, emulated
 
@@ -49,7 +49,7 @@ def results(stack, dtype, layers, features, units, batch, time, rounded=False, *
         for k in range(layers)
     ]
     if rounded:
-        tf32 = functools.partial(persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+        tf32 = functools.partial(persistent._rounded, wavefront_tiling.DTYPE_CODES["tf32"])
         weights = [
             (tf32(kernel) if k else kernel, tf32(recurrent), bias)
             for k, (kernel, recurrent, bias) in enumerate(weights)
@@ -91,24 +91,30 @@ def test_outputs_states_and_every_gradient_are_those_of_the_schedule(
 
 @needs_compiler
 @pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("kept", ["held", "resident", "streamed"])
+@pytest.mark.parametrize("kept", ["in_registers", "in_shared", "streamed"])
 def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split):
     """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two.
 
     In each it comes rounded to the nearest tf32: one that is a tf32 number already gives the very same.
     """
-    choose = wavefront_tiling.tiling
+    choose = wavefront_tiling.best_tiling
 
-    def cut(work, chip):
+    def placed(work, chip):
         count = wavefront_tiling._count(work, split)
-        held, resident = {"held": (count, 0), "resident": (0, count), "streamed": (count // 3, count // 3)}[kept]
-        return choose(work, chip)._replace(unit_tile=16, split=split, held=held, resident=resident, ahead=min(2, count))
+        in_registers, in_shared = {
+            "in_registers": (count, 0),
+            "in_shared": (0, count),
+            "streamed": (count // 3, count // 3),
+        }[kept]
+        return choose(work, chip)._replace(
+            unit_tile=16, split=split, in_registers=in_registers, in_shared=in_shared, prefetch_depth=min(2, count)
+        )
 
     shape = (2, 8, 336, 4, 2)
     expected = results(lstm_stack, "float64", *shape)
     chip = Chip(multiprocessors=44, shared_bytes=2048 * 1024, capability=90)
     with emulated(monkeypatch, folder, chip):
-        monkeypatch.setattr(wavefront_tiling, "tiling", cut)
+        monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
         found = results(persistent_stack, "float32", *shape, together=2)
         of_rounded = results(persistent_stack, "float32", *shape, together=2, rounded=True)
     assert worst(found, expected) < LIMIT["tf32"]
@@ -199,29 +205,29 @@ def works():
     for layers, units, batch, _ in PUBLISHED:
         for itemsize in (4, 2):
             padded = wavefront_tiling.padded_units(units, itemsize)
-            for number in (0, 3) if itemsize == 4 else (1, 2):
+            for dtype_code in (0, 3) if itemsize == 4 else (1, 2):
                 for lanes in (1, layers):
                     for backward in (False, True):
-                        yield Work(lanes, batch, padded, number, backward)
+                        yield Work(lanes, batch, padded, dtype_code, backward)
 
 
 @pytest.mark.parametrize("chip", [H200, CHIP])
 def test_every_tiling_fits_on_its_chip(chip):
-    found = [(work, cut) for work in works() for cut in wavefront_tiling._tilings(work, chip)]
+    found = [(work, candidate) for work in works() for candidate in wavefront_tiling._tilings(work, chip)]
     assert found
-    for work, cut in found:
-        assert cut.grid(work) <= chip.multiprocessors, "or a barrier waits for a block that never starts"
-        assert cut.shared_bytes(work) <= chip.shared_bytes
-        count = wavefront_tiling._count(work, cut.split)
-        assert cut.held + cut.resident <= count
-        assert 1 <= cut.ahead <= count and cut.batch_tile // 8 % cut.chunk == 0
+    for work, candidate in found:
+        assert candidate.grid(work) <= chip.multiprocessors, "or a barrier waits for a block that never starts"
+        assert candidate.shared_bytes(work) <= chip.shared_bytes
+        count = wavefront_tiling._count(work, candidate.split)
+        assert candidate.in_registers + candidate.in_shared <= count
+        assert 1 <= candidate.prefetch_depth <= count and candidate.batch_tile // 8 % candidate.chunk == 0
 
 
 def test_published_shapes_have_a_tiling_on_an_h200():
     for work in works():
         together = layers_together(work.lanes, 50, work._replace(backward=False), H200)
         for backward in (False, True):
-            assert tiling(work._replace(lanes=together, backward=backward), H200) is not None
+            assert best_tiling(work._replace(lanes=together, backward=backward), H200) is not None
 
 
 def test_the_choice_is_nearly_the_best_of_those_measured_on_an_h200():
@@ -255,10 +261,10 @@ def test_kernels_of_the_published_shapes_compile():
     """By NVRTC, for the chip of the records; needs no GPU."""
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     for work in works():
-        cut = tiling(work, H200)
-        if cut is None:
+        tiling = best_tiling(work, H200)
+        if tiling is None:
             continue
-        defines = wavefront_tiling.defines(work, 9, cut)
+        defines = wavefront_tiling.defines(work, 9, tiling)
         code = nvrtc.ptx(persistent.SOURCE.read_text(), defines, H200.capability)
         assert f".entry lstm_wavefront_{'backward' if work.backward else 'forward'}" in code
         assert "mma.sync.aligned" in code
@@ -280,8 +286,8 @@ def test_a_trace_of_one_precision_serves_no_other(monkeypatch):
         graph = traced.get_concrete_function(tf.TensorSpec([7, 5, 4])).graph
         calls = [op for f in graph._functions.values() for op in f.graph.get_operations() if "CustomCall" in op.type]
         found[tf32] = [call.get_attr("backend_config").decode() for call in calls]
-    assert ["'NUMBER', 0" in config for config in found[True]] == [True]
-    assert ["'NUMBER', 3" in config for config in found[False]] == [True]
+    assert ["'DTYPE_CODE', 0" in config for config in found[True]] == [True]
+    assert ["'DTYPE_CODE', 3" in config for config in found[False]] == [True]
 
 
 def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():
@@ -383,7 +389,7 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
         x = tf.constant(np.asarray(bits, np.uint32).view(np.float32))
         return function(x).numpy().view(np.uint32)
 
-    function = functools.partial(persistent._rounded, wavefront_tiling.NUMBERS["tf32"])
+    function = functools.partial(persistent._rounded, wavefront_tiling.DTYPE_CODES["tf32"])
     function = tf.function(function, jit_compile=True) if compiled else function
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     found = rounded(x.view(np.uint32))
@@ -394,11 +400,11 @@ def test_weights_are_rounded_to_the_nearest_tf32_and_of_the_other_numbers_not(co
     half = [0x3F800FFF, 0x3F801000, 0xBF801000, 0x7F7FEFFF, 0x7F7FF000]
     assert rounded(half).tolist() == [0x3F800000, 0x3F802000, 0xBF802000, 0x7F7FE000, 0x7F800000]
     nan = rounded([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF801FFF])
-    cut = nan & np.uint32(0xFFFFE000)  # as the tensor cores see it
-    assert np.isnan(cut.view(np.float32)).all()
+    truncated = nan & np.uint32(0xFFFFE000)  # as the tensor cores see it
+    assert np.isnan(truncated.view(np.float32)).all()
     for name in ("float32", "float16", "bfloat16"):
         given = tf.cast(x[:9], name)
-        assert persistent._rounded(wavefront_tiling.NUMBERS[name], given) is given
+        assert persistent._rounded(wavefront_tiling.DTYPE_CODES[name], given) is given
 
 
 def test_fit_gives_the_kernels_one_batch_size_where_it_divides_the_data(monkeypatch):

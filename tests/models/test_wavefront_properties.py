@@ -13,13 +13,9 @@ from tests import sizes
 from tests.cudnn_layer_cases import DIRECTIONS, random
 from tests.wavefront_cases import along, numpy_stack, parameters
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 LIMITS = {"float64": 1e-13, "float32": 1e-6, "mixed_float16": 5e-3, "mixed_bfloat16": 4e-2}  # of numbers up to about 1
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 class Case(NamedTuple):

@@ -10,8 +10,11 @@ from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.wavefront.schedule import UNROLL, advance
 from models.wavefront.stack import TURNS_FROM_BYTES, LayerWeights, bidirectional_stack, layers_together, lstm_stack
 from models.weights import layouts
-from tests.cudnn_layer_cases import error, random
+from tests.comparing import error
+from tests.cudnn_layer_cases import random
 from tests.wavefront_cases import along, numpy_stack, parameters
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 BATCH, FEATURES, UNITS = 3, 2, 4
 FLOAT64 = 1e-12  # between two ways to compute the same; measured: up to 3e-15
@@ -20,12 +23,6 @@ FLOAT64 = 1e-12  # between two ways to compute the same; measured: up to 3e-15
 ROUNDING = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 3e-2}
 LAYER_NORMALIZATION = 20  # times as much
 STEPS = (1, 2, UNROLL - 1, UNROLL, UNROLL + 1, 2 * UNROLL, 40)  # around one body of the loop and two
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with tf.device("CPU:0"):
-        yield
 
 
 class Case:

@@ -1,8 +1,8 @@
-// The numbers that kernels read and write, 16 bytes at once. NUMBER, which the host defines: 0 and 3 float32, 1 float16,
+// The numbers that kernels read and write, 16 bytes at once. DTYPE_CODE, which the host defines: 0 and 3 float32, 1 float16,
 // 2 bfloat16. (tests/models/cuda_emulator.h has the instructions for a CPU.)
 #pragma once
 
-#if NUMBER == 0 || NUMBER == 3
+#if DTYPE_CODE == 0 || DTYPE_CODE == 3
 using Number = float;
 #else
 using Number = unsigned short;
@@ -19,7 +19,7 @@ __device__ inline unsigned char* shared_memory() {
 __device__ inline float wide(float x) { return x; }
 
 __device__ inline float wide(unsigned short x) {
-#if NUMBER == 1
+#if DTYPE_CODE == 1
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
@@ -29,11 +29,11 @@ __device__ inline float wide(unsigned short x) {
 }
 
 __device__ inline Number narrow(float x) {
-#if NUMBER == 0 || NUMBER == 3
+#if DTYPE_CODE == 0 || DTYPE_CODE == 3
   return x;
 #else
   Number y;
-#if NUMBER == 1
+#if DTYPE_CODE == 1
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
 #else
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));

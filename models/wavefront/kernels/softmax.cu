@@ -4,7 +4,7 @@
 //
 // The host (models/wavefront/softmax.py) says:
 //   ROWS, COLUMNS    of the logits, whole vectors a row; the first WORDS columns are words, the others must have logits that vanish
-//   NUMBER           of the logits, see numbers.cuh; arithmetic is float32
+//   DTYPE_CODE       of the logits, see numbers.cuh; arithmetic is float32
 //   GRID, THREADS    thread blocks, and threads of each
 //   BLOCKS           thread blocks that a multiprocessor runs at once, at least
 

@@ -21,19 +21,19 @@
 // The host (defines of models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   NUMBER               0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
+//   DTYPE_CODE           0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
 //                        c are float32
 //   BACKWARD             which of the two kernels
-//   UNIT_TILE, BATCH_TILE, SPLIT, HELD, RESIDENT, AHEAD, CHUNK   see Tiling there
+//   UNIT_TILE, BATCH_TILE, SPLIT, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 
 #include "numbers.cuh"
 
-#if NUMBER == 1
+#if DTYPE_CODE == 1
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#elif NUMBER == 2
+#elif DTYPE_CODE == 2
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
 #define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -56,12 +56,12 @@ constexpr int UNIT_TILES = (UNITS + WIDTH - 1) / WIDTH * SPLIT;
 constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int STRIDE = SPLIT * WARPS;                  // between the blocks of k of a warp
-constexpr int COUNT = (SEGMENTS * SEGMENT + STRIDE - 1) / STRIDE;  // of them: HELD in registers, then RESIDENT; the others
-constexpr int STREAMED = COUNT - HELD - RESIDENT;                  // are read anew at every step
+constexpr int COUNT = (SEGMENTS * SEGMENT + STRIDE - 1) / STRIDE;  // of them: IN_REGISTERS, then IN_SHARED; the others
+constexpr int STREAMED = COUNT - IN_REGISTERS - IN_SHARED;         // are read anew at every step
 constexpr int PITCH = ROWS + 4;                        // of a column in shared memory: no two lanes write to one bank
 
 static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNIT_TILE * 8 <= THREADS, "tiling");
-static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && AHEAD <= COUNT, "tiling");
+static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
 
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
 __device__ unsigned arrived[GROUPS], left[GROUPS];
@@ -82,13 +82,13 @@ struct Place {  // of a thread block and a thread in the work
     unit = first_unit + rank * UNIT_TILE + threadIdx.x % UNIT_TILE;
     if (column >= 8 || unit >= UNITS) unit = -1;
   }
-  __device__ int block(int number) const { return number * STRIDE + rank * WARPS + warp; }
+  __device__ int block(int index) const { return index * STRIDE + rank * WARPS + warp; }
   __device__ int sequence(int column_tile) const { return first_sequence + 8 * column_tile + column; }
 };
 
 // What a product reads: with any NaN as the one NaN that rounding to tf32 leaves one, see `rounded`.
 __device__ inline Number to_operand(float x) {
-#if NUMBER == 0 || NUMBER == 3
+#if DTYPE_CODE == 0 || DTYPE_CODE == 3
   x = x == x ? x : __uint_as_float(0x7fc00000);
 #endif
   return narrow(x);
@@ -134,7 +134,7 @@ __device__ inline unsigned look(const unsigned* counter) {
 // would become a zero, but operand B, which comes here, has gone through `to_operand`. The weights (A) the host has rounded: those from
 // memory are loaded ahead, and whatever was done to them here would wait for them.
 __device__ inline unsigned rounded(unsigned x) {
-#if NUMBER == 0
+#if DTYPE_CODE == 0
   x += 0x1000;
 #endif
   return x;
@@ -149,7 +149,7 @@ __device__ inline unsigned trailing(unsigned x) {
 
 // Adds A · B of one fragment of A and one of B, two mma.sync of k.
 __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uint4 b) {
-#if NUMBER == 3
+#if DTYPE_CODE == 3
   mma(c, trailing(upper.x), trailing(lower.x), trailing(upper.y), trailing(lower.y), leading(b.x), leading(b.y));
   mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), trailing(b.x), trailing(b.y));
   mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), leading(b.x), leading(b.y));
@@ -163,7 +163,7 @@ __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uin
 }
 
 // To float32's precision, or to 1e-7 of 1 where the products are coarser by far.
-#if NUMBER == 3
+#if DTYPE_CODE == 3
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float tangent(float x) { return tanhf(x); }
 #else
@@ -182,38 +182,38 @@ struct Fragment {  // of 16 rows of A in one block of k: this lane's share of th
 // One thread block's rows of A, [.., SEGMENTS · SEGMENT · BLOCK] of one lane. A warp's blocks are those of `block`.
 struct Weights {
   const uint4* rows;                                // in global memory
-  uint4* resident;                                  // in shared memory: [RESIDENT][WARPS][ROW_TILES][2][32]
+  uint4* in_shared;                                 // [IN_SHARED][WARPS][ROW_TILES][2][32]
   const Place& place;
-  Fragment held[HELD ? HELD : 1][ROW_TILES] = {};
+  Fragment in_registers[IN_REGISTERS ? IN_REGISTERS : 1][ROW_TILES] = {};
 
   __device__ Weights(const void* all, unsigned char* shared, const Place& place)
       : rows(static_cast<const uint4*>(all) + (size_t)place.lane * (BACKWARD ? UNITS : GATES) * SEGMENTS * SEGMENT * 4),
-        resident(reinterpret_cast<uint4*>(shared)),
+        in_shared(reinterpret_cast<uint4*>(shared)),
         place(place) {
 #pragma unroll
-    for (int number = 0; number < HELD; ++number)
+    for (int index = 0; index < IN_REGISTERS; ++index)
 #pragma unroll
-      for (int tile = 0; tile < ROW_TILES; ++tile) held[number][tile] = from_memory(number, tile);
-    for (int number = HELD; number < HELD + RESIDENT; ++number)
+      for (int tile = 0; tile < ROW_TILES; ++tile) in_registers[index][tile] = from_memory(index, tile);
+    for (int index = IN_REGISTERS; index < IN_REGISTERS + IN_SHARED; ++index)
       for (int tile = 0; tile < ROW_TILES; ++tile) {
-        Fragment found = from_memory(number, tile);
-        slot(number, tile)[0] = found.upper, slot(number, tile)[32] = found.lower;
+        Fragment found = from_memory(index, tile);
+        slot(index, tile)[0] = found.upper, slot(index, tile)[32] = found.lower;
       }
   }
 
-  __device__ uint4* slot(int number, int tile) const {
-    return resident + (((number - HELD) * WARPS + place.warp) * ROW_TILES + tile) * 64 + place.in_warp;
+  __device__ uint4* slot(int index, int tile) const {
+    return in_shared + (((index - IN_REGISTERS) * WARPS + place.warp) * ROW_TILES + tile) * 64 + place.in_warp;
   }
 
-  __device__ Fragment from_shared(int number, int tile) const { return {slot(number, tile)[0], slot(number, tile)[32]}; }
+  __device__ Fragment from_shared(int index, int tile) const { return {slot(index, tile)[0], slot(index, tile)[32]}; }
 
-  __device__ Fragment from_memory(int number, int tile) const {
+  __device__ Fragment from_memory(int index, int tile) const {
     int row = tile * 16 + place.in_warp / 4;
-    return {part(number, row), part(number, row + 8)};
+    return {part(index, row), part(index, row + 8)};
   }
 
-  __device__ uint4 part(int number, int row) const {
-    int block = place.block(number), unit = place.first_unit + row % WIDTH;
+  __device__ uint4 part(int index, int row) const {
+    int block = place.block(index), unit = place.first_unit + row % WIDTH;
     if (unit >= UNITS || block >= SEGMENTS * SEGMENT) return uint4{0, 0, 0, 0};
     size_t of_all = BACKWARD ? unit : row / WIDTH * UNITS + unit;
     return __ldg(rows + (of_all * SEGMENTS * SEGMENT + block) * 4 + place.in_warp % 4);
@@ -229,11 +229,11 @@ struct Operand {
 // This warp's share of A · B.
 __device__ inline void multiply(Sums& sums, const Weights& weights, const Operand& operand) {
   const Place& place = weights.place;
-  uint4 values[AHEAD][COLUMN_TILES];                     // a ring of blocks on their way
-  Fragment streamed[STREAMED ? AHEAD : 1][ROW_TILES];
+  uint4 values[PREFETCH_DEPTH][COLUMN_TILES];  // a ring of blocks on their way
+  Fragment streamed[STREAMED ? PREFETCH_DEPTH : 1][ROW_TILES];
 
-  auto load = [&](int slot, int number) {
-    const int block = place.block(number);
+  auto load = [&](int slot, int index) {
+    const int block = place.block(index);
     const Number* source = block < SEGMENT ? operand.own : operand.neighbour;
     const bool there = source && block < SEGMENTS * SEGMENT;
     const uint4* from = reinterpret_cast<const uint4*>(source + (block < SEGMENT ? block : block - SEGMENT) * BLOCK);
@@ -244,9 +244,9 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
       if (there && sequence < BATCH)  // past the L1 cache: other thread blocks have just written it
         values[slot][tile] = __ldcg(from + (size_t)sequence * (operand.pitch / VECTOR) + place.in_warp % 4);
     }
-    if (STREAMED && number >= HELD + RESIDENT)
+    if (STREAMED && index >= IN_REGISTERS + IN_SHARED)
 #pragma unroll
-      for (int tile = 0; tile < ROW_TILES; ++tile) streamed[slot][tile] = weights.from_memory(number, tile);
+      for (int tile = 0; tile < ROW_TILES; ++tile) streamed[slot][tile] = weights.from_memory(index, tile);
   };
 
   auto use = [&](int slot, int row_tile, const Fragment& a) {
@@ -261,24 +261,24 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
   };
 
 #pragma unroll
-  for (int number = 0; number < AHEAD; ++number) load(number, number);
+  for (int index = 0; index < PREFETCH_DEPTH; ++index) load(index, index);
 #pragma unroll
-  for (int number = 0; number < HELD; ++number) {
-    round(number % AHEAD);
+  for (int index = 0; index < IN_REGISTERS; ++index) {
+    round(index % PREFETCH_DEPTH);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) use(number % AHEAD, tile, weights.held[number][tile]);
-    if (number + AHEAD < COUNT) load(number % AHEAD, number + AHEAD);
+    for (int tile = 0; tile < ROW_TILES; ++tile) use(index % PREFETCH_DEPTH, tile, weights.in_registers[index][tile]);
+    if (index + PREFETCH_DEPTH < COUNT) load(index % PREFETCH_DEPTH, index + PREFETCH_DEPTH);
   }
-  for (int first = HELD; first < COUNT; first += AHEAD)
+  for (int first = IN_REGISTERS; first < COUNT; first += PREFETCH_DEPTH)
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      const int number = first + a, slot = (HELD + a) % AHEAD;
-      if (number >= COUNT) break;
+    for (int a = 0; a < PREFETCH_DEPTH; ++a) {
+      const int index = first + a, slot = (IN_REGISTERS + a) % PREFETCH_DEPTH;
+      if (index >= COUNT) break;
       round(slot);
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
-        use(slot, tile, STREAMED && number >= HELD + RESIDENT ? streamed[slot][tile] : weights.from_shared(number, tile));
-      if (number + AHEAD < COUNT) load(slot, number + AHEAD);
+        use(slot, tile, STREAMED && index >= IN_REGISTERS + IN_SHARED ? streamed[slot][tile] : weights.from_shared(index, tile));
+      if (index + PREFETCH_DEPTH < COUNT) load(slot, index + PREFETCH_DEPTH);
     }
 }
 
@@ -377,7 +377,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   Number* rest = first;
 #endif
   const Weights own_weights(weights, shared, place);
-  float* partial = reinterpret_cast<float*>(shared + (size_t)RESIDENT * WARPS * ROW_TILES * 1024);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
   const size_t plane = (size_t)BATCH * UNITS;
   Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * plane : first;
@@ -477,7 +477,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   Number* d_rest = d_first;
 #endif
   const Weights own_weights(weights, shared, place);
-  float* partial = reinterpret_cast<float*>(shared + (size_t)RESIDENT * WARPS * ROW_TILES * 1024);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const size_t plane = (size_t)BATCH * UNITS;
   Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * plane : d_first;
   float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES];
