@@ -1,4 +1,4 @@
-"""TensorFlow for the tests: quiet, under Keras' own backend of the suite, and configured once per process."""
+"""The frameworks for the tests: TensorFlow quiet, under Keras' own backend of the suite, and configured once per process."""
 
 import functools
 import os
@@ -9,6 +9,10 @@ import pytest
 
 from harness.run import bf16
 
+# Of NumPy's and PyTorch's products, read when they are imported, here and in what tests start: where tests run side by side,
+# threads wait for each other, and a float64 reference takes ten times as long.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

@@ -24,17 +24,6 @@ BATCHES = [tuple(pair) for pair in np.random.default_rng(4).integers(0, VOCABULA
 ROWS = {"tensorflow": "while_loop", "torch": "torch_cells", "jax": "jax_scan"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Of PyTorch: several wait for each other where tests run side by side."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def reference_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("reference") / "dropout.npz"

@@ -44,7 +44,7 @@ def measured(monkeypatch):
         restore=lambda: None,
         has_dropout=False,
     )
-    return row._time(trial, "forward", Anything(), 8), happened
+    return row._time(trial, "forward", Anything(), {}, 8), happened
 
 
 def test_warm_up_of_a_process_comes_into_its_record(measured):
@@ -71,7 +71,7 @@ def test_all_modes_are_traced_before_any_is_timed(monkeypatch, traces):
     now = [0.0]
     monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
-        row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or Anything(), raising=False
+        row, "_prove", lambda trial, mode: happened.append(f"prove {mode}") or (Anything(), {}), raising=False
     )
     timed = {"blocks_ms": [1.0]}
     monkeypatch.setattr(row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or timed, raising=False)

@@ -198,7 +198,7 @@ def test_update_in_a_thread_that_the_clock_does_not_wait_for_is_failed(part_of, 
         if update[0]:
             update[0].result()
         loss = trial.forward(batch)
-        update[0] = pool.submit(lambda: (time.sleep(0.02), train(batch)))
+        update[0] = pool.submit(lambda: (time.sleep(0.5 * (number == BLOCK)), train(batch)))  # on a busy machine too
         return loss
 
     planted(trial, instead)

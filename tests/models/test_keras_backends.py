@@ -38,7 +38,7 @@ def _found(row: str, device: str, precision: str) -> dict:
     from harness.measure.clocks import EpochClock
 
     made = rows.FIT[row]
-    runtime = runtimes.make(made.framework, device, precision, machine.physical_cores())
+    runtime = runtimes.make(made.framework, device, precision, threads=1)
     start, inputs, labels = cases.classifier_start()
     trial = made.build(
         start, inputs, labels, cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
