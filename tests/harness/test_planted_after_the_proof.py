@@ -80,6 +80,7 @@ def part_of(paths, monkeypatch, tensorflow_runtime):
         row, module = FRAMEWORKS[framework]
         monkeypatch.setattr(runtimes, "make", lambda *_: module.make_runtime("cpu", precision))
         monkeypatch.setattr(clocks, "SLOW_BATCH_S", np.inf)  # a block of all batches, on a busy machine too
+        monkeypatch.setattr(clocks, "WINDOW_S", 1e-3)  # what the warm-up finds is not looked at
         job = {
             "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": paths[workload],
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": BLOCK, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},

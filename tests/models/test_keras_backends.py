@@ -69,7 +69,10 @@ def _found(row: str, device: str, precision: str) -> dict:
     return found | {"validations": len(clock.validation_s)}
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ON_CPU), ("keras_jax", "fp16")])
+@pytest.mark.parametrize(
+    ("row", "precision"),
+    [*((row, "fp32") for row in ON_CPU), pytest.param("keras_jax", "fp16", marks=pytest.mark.slow)],
+)
 def test_row_passes_its_proof_and_learns(row, precision):
     pytest.importorskip(rows.FIT[row].framework)
     check(found_of(row, "cpu", precision))
