@@ -1,6 +1,7 @@
-"""TensorFlow for the tests: quiet, under Keras' own backend of the suite, and configured once per process."""
+"""The frameworks for the tests: TensorFlow quiet, under Keras' own backend of the suite, and configured once per process."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -9,6 +10,12 @@ import pytest
 
 from harness.run import bf16
 
+# Of NumPy's and PyTorch's products, read when they are imported, here and in what tests start: where tests run side by side,
+# threads wait for each other, and a float64 reference takes ten times as long.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+# What PyTorch compiled for one test serves the next; a row's process compiles everything itself (harness/frameworks/pytorch.py).
+os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "0")
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -35,6 +42,7 @@ def pytest_collection_finish():
     """TensorFlow takes its number of threads before its first tensor, whichever module's tests come first."""
     if "tensorflow" in sys.modules:
         _configured()
+    gc.freeze()  # the modules of all frameworks, which every later collection would go through
 
 
 @pytest.fixture(scope="module")

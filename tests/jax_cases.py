@@ -57,7 +57,7 @@ def _skip_without_profiles() -> None:
 
 
 def _proofs(row: str, device: str, precision: str) -> dict[str, dict]:
-    runtime = runtimes.make(rows.LANGUAGE_MODEL[row].framework, device, precision, machine.physical_cores())
+    runtime = runtimes.make(rows.LANGUAGE_MODEL[row].framework, device, precision, threads=1)
     records = {}
     for ptb in (False, True):
         trial, reference = language_model(row, precision, ptb), cases.language_model_reference(ptb)

@@ -1,29 +1,35 @@
 """Copies of a module from which one check is missing, made from its source: for tests of whether each check is needed."""
 
 import ast
-import copy
+import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 
-def mutants(source: Path, wanted=lambda function, node: True) -> Iterator[tuple[str, ast.Module]]:
-    """(what is missing, the module's tree without it), one after the other, of every function that the module has.
+def mutants(source: Path, wanted=lambda function, node: True) -> Iterator[tuple[str, Callable[[], ast.Module]]]:
+    """(what is missing, a function that returns the module's tree without it) of every function that the module has.
 
     A call that stands alone does nothing; a condition does not hold; of "and" and "or" one side is missing; of a
     choice one side is always taken. `wanted(name of the function, node)` picks.
     """
-    tree = ast.parse(source.read_text())
+    text = source.read_text()
+    tree = ast.parse(text)
+    functions = _functions(tree)
     for number, node in enumerate(ast.walk(tree)):
-        function = _function_around(tree, node)
+        function = functions.get(node, "")
         if not function or not wanted(function, node):
             continue
         for what, change in _changes(node):
-            changed = copy.deepcopy(tree)
-            change(list(ast.walk(changed))[number])
             where = f"{function}: {' '.join(ast.unparse(getattr(node, 'test', node)).split())[:60]}"
-            yield f"{where}: {what}", ast.fix_missing_locations(changed)
+            yield f"{where}: {what}", functools.partial(_changed, text, number, change)
+
+
+def _changed(text: str, number: int, change: Callable[[ast.AST], None]) -> ast.Module:
+    tree = ast.parse(text)
+    change(list(ast.walk(tree))[number])
+    return ast.fix_missing_locations(tree)
 
 
 def load(tree: ast.Module, path: Path) -> ModuleType:
@@ -35,13 +41,11 @@ def load(tree: ast.Module, path: Path) -> ModuleType:
     return module
 
 
-def _function_around(tree: ast.Module, node: ast.AST) -> str:
-    """Name of the function of the module or of its classes that the node stands in; "" outside."""
-    for holder in [tree, *(part for part in tree.body if isinstance(part, ast.ClassDef))]:
-        for function in holder.body:
-            if isinstance(function, ast.FunctionDef) and any(part is node for part in ast.walk(function)):
-                return function.name
-    return ""
+def _functions(tree: ast.Module) -> dict[ast.AST, str]:
+    """Name of the function of the module or of its classes that a node stands in, of those that stand in one."""
+    holders = [tree, *(part for part in tree.body if isinstance(part, ast.ClassDef))]
+    functions = [part for holder in holders for part in holder.body if isinstance(part, ast.FunctionDef)]
+    return {node: function.name for function in functions for node in ast.walk(function)}
 
 
 def _changes(node: ast.AST) -> list:

@@ -267,9 +267,9 @@ def complaint(module, folder):
     return ""
 
 
-@pytest.mark.parametrize("tree", [tree for _, tree in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
-def test_a_check_that_is_missing_makes_a_case_fail(tree, tmp_path, monkeypatch):
-    module = mutants.load(tree, tmp_path / "mutant.py")
+@pytest.mark.parametrize("tree_of", [tree_of for _, tree_of in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
+def test_a_check_that_is_missing_makes_a_case_fail(tree_of, tmp_path, monkeypatch):
+    module = mutants.load(tree_of(), tmp_path / "mutant.py")
     monkeypatch.setattr(records, "consistency", module)
     with contextlib.suppress(TypeError, KeyError, AttributeError, IndexError, ValueError):  # reached without the check
         assert complaint(module, tmp_path)

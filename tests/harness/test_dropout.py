@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import dropout, measurement, references
+from harness.measure import clocks, dropout, measurement, references
 from harness.measure.proof import UPDATE_STEPS, Proof
 from models import rows
 from models.reference import expected
@@ -22,17 +22,6 @@ WEIGHTS = canonical.large_random(canonical.language_model_shapes(VOCABULARY, UNI
 STATES = canonical.random_states(LAYERS, BATCH, UNITS, seed=1)
 BATCHES = [tuple(pair) for pair in np.random.default_rng(4).integers(0, VOCABULARY, (4, 2, BATCH, TIME))]
 ROWS = {"tensorflow": "while_loop", "torch": "torch_cells", "jax": "jax_scan"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Of PyTorch: several wait for each other where tests run side by side."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +40,7 @@ def process_of(monkeypatch, tensorflow_runtime):
     def run(made, path, layers: int, steps: int, process: int = 0, precision: str = "fp32"):
         make = {"torch": torch_cases.make_runtime, "jax": jax_cases.make_runtime, "tensorflow": cases.make_runtime}
         monkeypatch.setattr(runtimes, "make", lambda *_: make[made.framework]("cpu", precision))
+        monkeypatch.setattr(clocks, "WINDOW_S", 1e-3)  # what the warm-up finds is not looked at
         job = {
             "device": "cpu", "precision": precision, "process": process, "matmul_flops": None, "reference": path,
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 5, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},

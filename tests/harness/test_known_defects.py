@@ -97,6 +97,7 @@ def parts_of(reference_path, monkeypatch, tensorflow_runtime):
     def run(trial, framework: str, expected_ops: dict, modes=("forward", "train")) -> dict[str, dict]:
         made = {"torch": torch_cases.make_runtime, "jax": jax_cases.make_runtime, "tensorflow": cases.make_runtime}
         monkeypatch.setattr(runtimes, "make", lambda *_: made[framework]("cpu", "fp32"))
+        monkeypatch.setattr(clocks, "WINDOW_S", 1e-4)  # of steps that seem to take no time, many fill a window
         job = {
             "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": reference_path,
             "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
@@ -194,7 +195,6 @@ class Pending(SimpleNamespace):
 @pytest.mark.parametrize("waits", [True, False])
 def test_clock_that_stops_before_the_device_does_is_failed(parts_of, monkeypatch, waits):
     model, made = tensorflow_trial()
-    monkeypatch.setattr(clocks, "WINDOW_S", 1e-4)  # of steps that seem to take no time, many fill a window
     queue = Queue(model, takes_s=2 * clocks.SHORT_LAG_LIMIT_S)
     runtime = type(cases.make_runtime("cpu", "fp32"))
     monkeypatch.setattr(runtime, "sync", lambda self: queue.wait() if waits else None)

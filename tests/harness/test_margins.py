@@ -2,12 +2,13 @@
 
 from harness.record import records
 from tests import false_alarms, margins
-from tests.record_cases import make
+from tests.record_cases import make, proof_of
 
 
 def proof(**errors) -> dict:
-    limit = {"outputs": 2e-5, "loss": 1e-5, "spread": 0.05}
-    return {"ok": True, "limit": limit, "kernel": {}, "worst_at": {}, "failed": [], "reason": "", **errors}
+    limit = {"outputs": 2e-5, "gradients": 2e-4, "update": 2e-3, "loss": 1e-5, "spread": 0.05}
+    none = dict.fromkeys(("outputs_err", "loss_err"), 0.0)
+    return proof_of(limit=limit, worst_at={}, failed=[], reason="", **none | errors)
 
 
 def test_table_has_the_row_that_errs_most_for_its_limit_and_no_failed_one(tmp_path):
@@ -24,7 +25,7 @@ def test_table_has_the_row_that_errs_most_for_its_limit_and_no_failed_one(tmp_pa
     (margin, error, limit, where), second = margins.margins([tmp_path / "run"])[made[0]["precision"], "loss"]
     assert (round(margin, 6), error, limit) == (0.4, 4e-6, 1e-5) and ".keras." in where and round(second[0], 6) == 0.02
     table = margins.table([tmp_path / "run"])
-    assert "| outputs | 1 | 0.05 | 1e-06 | 2e-05 |" in table and "while_loop" not in table
+    assert "| outputs | 2 | 0.05 | 1e-06 | 2e-05 |" in table and "while_loop" not in table
 
 
 def test_search_for_false_alarms_runs_every_row_once_for_each_seed_and_data_under_every_setting(tmp_path):

@@ -47,9 +47,9 @@ def complaint(monkeypatch, module: ModuleType) -> str:
     return ""
 
 
-@pytest.mark.parametrize("tree", [tree for _, tree in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
-def test_a_check_that_is_missing_makes_a_test_fail(tree, tmp_path, monkeypatch):
-    assert complaint(monkeypatch, mutants.load(tree, tmp_path / "mutant.py"))
+@pytest.mark.parametrize("tree_of", [tree_of for _, tree_of in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
+def test_a_check_that_is_missing_makes_a_test_fail(tree_of, tmp_path, monkeypatch):
+    assert complaint(monkeypatch, mutants.load(tree_of(), tmp_path / "mutant.py"))
 
 
 @pytest.mark.parametrize("key", RULES)

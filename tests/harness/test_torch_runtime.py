@@ -233,8 +233,14 @@ class Products:
     def forward_losses(self, count):
         return np.array([self.forward(batch) for batch in self.batches[:count]])
 
-    def train_steps(self, count):
-        return np.array([self.train(batch).detach() for batch in self.batches[:count]])
+    def train_steps(self, count, first=0):
+        return np.array([self.train(self.batches[(first + k) % len(INPUTS)]).detach() for k in range(count)])
+
+    def reference_step(self, setup, number, update):
+        kernel, batch = np.float64(self.weights()["kernel"]), INPUTS[number % len(INPUTS)]
+        products = batch @ kernel
+        gradient = 2 * batch.T @ products / (BATCH * UNITS)
+        return np.mean(products**2), {"kernel": -setup["learning_rate"] * gradient} if update else {}
 
     def first_gradients(self):
         return {"kernel": self.gradient.numpy()}
@@ -266,6 +272,7 @@ def reference_path(tmp_path):
             "rounded_losses": np.zeros(CURVE_STEPS),
             "rounded_length": 0.0,
             "clip_bias": np.zeros(0),
+            "setup": {"learning_rate": RATE},
             "rounded_gradients": {"kernel": 0.0},
             "rounded_updates": {"kernel": 0.0},
             "gradient_step": RATE,
@@ -278,7 +285,7 @@ def reference_path(tmp_path):
 @pytest.mark.parametrize("learns", [True, False])
 def test_row_of_pytorch_is_proven_timed_and_recorded_in_its_own_framework(reference_path, learns):
     job = {
-        "device": "cpu", "precision": "fp32", "process": 1, "matmul_flops": 1e9, "reference": reference_path,
+        "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": 1e9, "reference": reference_path,
         "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
     }  # fmt: skip
     expected_ops = {"ops": {"aten::mm": (1, 3)}, "not_ops": "aten::lstm"}

@@ -6,7 +6,7 @@ import pytest
 
 from harness.record import records
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.report import launches, tables, warnings
+from harness.report import launches, plots, tables, warnings
 from harness.report.provenance import throttling
 from tests.record_cases import RUNS
 from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
@@ -48,7 +48,9 @@ def test_records_of_earlier_commits_are_drawn_by_todays_rule(tmp_path):
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_every_committed_run_is_drawn_with_a_line_for_each_record(tmp_path, run):
+def test_every_committed_run_is_drawn_with_a_line_for_each_record(tmp_path, run, monkeypatch):
+    if run.name != "nvidia-h200":  # its pictures are enough: most of the time goes into turning figures into pixels
+        monkeypatch.setattr(plots, "_in_few_colours", lambda figure: b"")
     drawn = shutil.copytree(run, tmp_path / run.name)
     _, problems = tables.render(drawn)
     assert problems == []

@@ -34,15 +34,12 @@ MAKERS = {"tensorflow": cases.make_runtime, "torch": torch_cases.make_runtime, "
 @pytest.fixture(scope="module")
 def made(tensorflow_runtime, tmp_path_factory):
     """Callables that make a row's model once, and a Measurement of its process on a CPU in fp32."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("jax")
+    pytest.importorskip("torch"), pytest.importorskip("jax")
     folder = tmp_path_factory.mktemp("references")
 
     runtime = functools.cache(lambda framework: MAKERS[framework]("cpu", "fp32"))
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(machine, "facts", lambda device: {})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model's threads would only wait for each other
 
     def measured(row: rows.Row, reference: dict, name: str, process: int = 0):
         path = folder / f"{name}.npz"
@@ -57,7 +54,6 @@ def made(tensorflow_runtime, tmp_path_factory):
 
     yield SimpleNamespace(measured=measured, classifier=functools.cache(classifier), language=functools.cache(language))
     monkeypatch.undo()
-    torch.set_num_threads(threads)
 
 
 # --- fit ------------------------------------------------------------------------------------------------------------------

@@ -58,11 +58,11 @@ def assert_same(usual, looped):
 @pytest.mark.parametrize(
     "rows",
     [
-        8 * BATCH,  # twice 4 steps
+        pytest.param(8 * BATCH, marks=pytest.mark.slow),  # twice 4 steps
         7 * BATCH,  # 4 and 3
-        6 * BATCH + 5,  # 4, 2 and a smaller batch
+        pytest.param(6 * BATCH + 5, marks=pytest.mark.slow),  # 4, 2 and a smaller batch
         8 * BATCH + 5,  # twice 4, and the smaller batch alone
-        2 * BATCH,  # fewer than 4
+        pytest.param(2 * BATCH, marks=pytest.mark.slow),  # fewer than 4
         5,  # less than a batch
     ],
 )
@@ -276,6 +276,7 @@ def test_with_one_step_per_call_it_runs_without_xla_as_keras_does(options):
         np.testing.assert_allclose(*(getattr(model, call)(X[:5], Y[:5]) for model in (usual, looped)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_row_trains_like_the_wavefront_row():
     ends = []
     for row in ("wavefront", "wavefront_loop"):

@@ -38,7 +38,7 @@ def _found(row: str, device: str, precision: str) -> dict:
     from harness.measure.clocks import EpochClock
 
     made = rows.FIT[row]
-    runtime = runtimes.make(made.framework, device, precision, machine.physical_cores())
+    runtime = runtimes.make(made.framework, device, precision, threads=1)
     start, inputs, labels = cases.classifier_start()
     trial = made.build(
         start, inputs, labels, cases.BATCH, ("Adam", 1e-3, 1e-5), lstm_dropout=(0.2, 0.1), dense_dropout=0.2,
@@ -69,7 +69,10 @@ def _found(row: str, device: str, precision: str) -> dict:
     return found | {"validations": len(clock.validation_s)}
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ON_CPU), ("keras_jax", "fp16")])
+@pytest.mark.parametrize(
+    ("row", "precision"),
+    [*((row, "fp32") for row in ON_CPU), pytest.param("keras_jax", "fp16", marks=pytest.mark.slow)],
+)
 def test_row_passes_its_proof_and_learns(row, precision):
     pytest.importorskip(rows.FIT[row].framework)
     check(found_of(row, "cpu", precision))

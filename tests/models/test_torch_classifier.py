@@ -25,6 +25,10 @@ from tests.language_models import assert_same
 
 ROWS = {name: rows.FIT[name] for name in rows.PYTORCH}
 EAGER = [name for name, made in ROWS.items() if not made.needs_gpu and name != "torch_compile"]
+CAPTURED = [
+    "captured",
+    pytest.param("captured cells", marks=pytest.mark.slow),
+]  # of which PyTorch compiles the whole network
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------
@@ -56,6 +60,7 @@ def test_row_passes_its_proof_and_no_other_rows(row, precision):
     assert accepted == {row}
 
 
+@pytest.mark.slow
 def test_compiled_row_passes_its_proof():
     runtime = torch_cases.make_runtime("cpu", "fp32")
     trial = trial_of("torch_compile", rates=RATES)
@@ -74,7 +79,7 @@ def test_compiled_row_passes_its_proof():
     assert trial.traces == traces
 
 
-@pytest.mark.parametrize("row", [*EAGER, "captured", "captured cells"])
+@pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
 def test_float64_trial_follows_the_reference_to_rounding(row):
     follows_the_reference_to_rounding(trial_of(row, precision="fp64"))
 
@@ -82,7 +87,7 @@ def test_float64_trial_follows_the_reference_to_rounding(row):
 # --- dropout ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [*EAGER, "captured", "captured cells"])
+@pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
 def test_proof_runs_without_dropout_and_the_timed_steps_with_it(row):
     trial, plain = trial_of(row, rates=RATES), trial_of()
     np.testing.assert_allclose(trial.train_steps(3), plain.train_steps(3), rtol=1e-5)
