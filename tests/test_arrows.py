@@ -31,14 +31,7 @@ ALLOWED = {
     "harness.report": {"harness.errors", "harness.record"},
     "harness.compare": {"harness.errors", "harness.record", "harness.report"},
     "harness.run": {
-        *(
-            "harness.errors",
-            "harness.record",
-            "harness.frameworks",
-            "harness.measure",
-            "harness.report",
-            "harness.data",
-        ),
+        *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.report", "harness.data")
     },
 }
 LAZY = "models.rows"  # imports what builds a row in the process that needs it, and nothing at its head

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from harness.record import records, schema
 from harness.record.stopping_rule import is_time_up
 from harness.report import curves, warnings
-from harness.report.building import Table, foot
+from harness.report.building import Table, foot, skipped
 from harness.report.cells import NONE, Notes, cell, plain
 from harness.report.provenance import machine_line
 
@@ -109,11 +109,7 @@ def _table(
     judged = [*under, *(line[-1] for line in lines)]
     under += [READ] if under else []
     under += [READ_DISTURBED] if any(DISTURBED in line for line in judged) else []
-    skipped: dict[str, dict[str, None]] = {}
-    for record in every:
-        if record["row"] not in shown:
-            skipped.setdefault(record["reason"], {})[record["row"]] = None
-    under += [f"Skipped, {plain(why)}: {', '.join(f'`{plain(row)}`' for row in own)}." for why, own in skipped.items()]
+    under += skipped(record for record in every if record["row"] not in shown)
     spec = {"mode": axis["mode"], "columns": [["ms", "step_ms", "median_range"]]}
     group = [record for record in rows if (record["device"], record["precision"]) == (device, precision)]
     fixed = ", ".join(f"{constant}={size:g}" for constant, size in others)

@@ -122,7 +122,7 @@ def build(
         foot=[
             *(f"All rows: {plain(note)}." for note in shared),
             *foot(layout, spec, present, rows, brief),
-            *skipped(present, members),
+            *skipped(record for record in members if record not in present),
         ],
     )
     if not spec.get("plot"):
@@ -153,13 +153,12 @@ def _place(layout: Mapping, record: Mapping) -> tuple[int, bool, float]:
     )
 
 
-def skipped(present: Sequence[Mapping], members: Sequence[Mapping]) -> list[str]:
-    """One line per reason for which rows are not in a table."""
-    reasons: dict[str, list[str]] = {}
-    for record in members:
-        if record["status"] == "skipped" and record not in present:
-            reasons.setdefault(record["reason"], []).append(record["row"])
-    return [f"Skipped, {plain(reason)}: {listed(rows, at_most=len(rows))}." for reason, rows in reasons.items()]
+def skipped(absent: Iterable[Mapping]) -> list[str]:
+    """One line per reason for which the rows of these records are not in a table."""
+    reasons: dict[str, dict[str, None]] = {}
+    for record in absent:
+        reasons.setdefault(record["reason"], {})[record["row"]] = None
+    return [f"Skipped, {plain(reason)}: {listed(list(rows), at_most=len(rows))}." for reason, rows in reasons.items()]
 
 
 def picture_of(layout: Mapping, index: int, group: Group) -> str:

@@ -28,12 +28,7 @@ __all__ = [
     "LAYERS", "from_keras_layers", "from_torch", "from_wavefront", "to_cells", "to_keras_layers", "to_torch", "to_wavefront",
 ]  # fmt: skip
 
-LAYERS = {
-    "lstm": CudnnLSTMLayer,
-    "gru": CudnnGRULayer,
-    "rnn_tanh": CudnnRNNTanhLayer,
-    "rnn_relu": CudnnRNNReluLayer,
-}
+LAYERS = {"lstm": CudnnLSTMLayer, "gru": CudnnGRULayer, "rnn_tanh": CudnnRNNTanhLayer, "rnn_relu": CudnnRNNReluLayer}
 
 
 def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLayer:

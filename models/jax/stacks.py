@@ -36,11 +36,7 @@ class JaxStack:
     time_major = False  # whether inputs and outputs are [time, batch, features]
 
     def __init__(
-        self,
-        weights: Mapping[str, np.ndarray],
-        num_layers: int,
-        dtype: str = "float32",
-        layer_by_layer: bool = False,
+        self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32", layer_by_layer: bool = False
     ) -> None:
         input_size, units = (weights[f"lstm_0/forward/{name}"].shape[0] for name in ("kernel", "recurrent_kernel"))
         self.spec = StackSpec("lstm", num_layers, units, input_size)

@@ -273,10 +273,7 @@ class ClassifierTrial:
         """Logits of the first batch through the model's own predict function, and the loss through its test function."""
         first = self.inputs[: self.batch_size], self.labels[: self.batch_size]
         tested = self.model.evaluate(*first, batch_size=self.batch_size, verbose=0, return_dict=True)
-        return {
-            "logits": self.model.predict_on_batch(first[0]),
-            "loss": np.asarray(tested["loss"]),
-        }
+        return {"logits": self.model.predict_on_batch(first[0]), "loss": np.asarray(tested["loss"])}
 
     def train_steps(self, count: int, clock=None) -> np.ndarray:
         """Mean loss [1] of a `fit` over the first `count` batches, in order, with dropout off; `clock` as of `fit`, or None."""

@@ -350,10 +350,7 @@ def test_code_that_may_differ_unseen_is_told(compared, changes, said):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        dict(notes=[machine.OTHERS_NOTE]),
-        dict(clocks=[{"process": 0, "when": "timed", "gpu_processes": 2}]),
-    ],
+    [dict(notes=[machine.OTHERS_NOTE]), dict(clocks=[{"process": 0, "when": "timed", "gpu_processes": 2}])],
     ids=["processors", "gpu"],
 )
 @pytest.mark.parametrize("when", [0, 1])

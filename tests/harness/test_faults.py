@@ -11,34 +11,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.errors import UserError
 from harness.record import intervals, machine, records
 from harness.run import child, suite
+from tests.harness.test_processes import is_gone, wait_for
 from tests.harness.test_suite import HEADER, NAMES
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def wait_for(condition, seconds: float = 300.0):
-    """The condition's value as soon as it is true; fails after `seconds`."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def pids(stub) -> list[int]:

@@ -221,10 +221,7 @@ def test_what_coarse_rounding_does_to_a_classifier_widens_the_limits_of_tf32_and
     moved = np.full(CURVE_STEPS, limit / 2) if what == "losses" else dict.fromkeys(SHAPES, limit / 2)
     for part, passes in ((0.95, precision != "fp32"), (1.05, False)):
         row = FakeRow(precision)
-        row.reference = REFERENCE | {
-            f"rounded_{what}": moved,
-            "rounded_length": 0.25 if what == "updates" else 0.0,
-        }
+        row.reference = REFERENCE | {f"rounded_{what}": moved, "rounded_length": 0.25 if what == "updates" else 0.0}
         if what == "losses":
             row.losses = LOSSES * (1 + part * limit)
             row.shown["loss"], row.blocks = LOSSES[0], [row.losses] * 2

@@ -6,13 +6,7 @@ import pytest
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.reference.networks import SGD, Adam, Classifier, LanguageModel, trajectory
 from models.weights import layouts
-from models.weights.canonical import (
-    classifier_shapes,
-    language_model_shapes,
-    large_random,
-    lstm_shapes,
-    random_states,
-)
+from models.weights.canonical import classifier_shapes, language_model_shapes, large_random, lstm_shapes, random_states
 
 VOCABULARY, EMBEDDING, UNITS, BATCH, TIME, FEATURES, CLASSES = 11, 4, 5, 3, 6, 4, 3
 FLOAT64 = 2e-14  # max|a - b| / max|b| between two float64 computations of these sizes; measured: up to 1e-15
