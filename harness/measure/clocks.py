@@ -57,13 +57,14 @@ class Blocks(NamedTuple):
 
 
 class Phases:
-    """Seconds of what a process has done since it was started, by what that was: where the time of a run goes (docs/proof.md)."""
+    """Seconds of what a process has done since it was started, by what that was: where the time of a run goes (docs/proof.md).
 
-    def __init__(self) -> None:
-        import psutil
+    started: when, by time.monotonic; None: now.
+    """
 
+    def __init__(self, started: float | None = None) -> None:
         self._seconds: dict[str, float] = {}
-        self._last = time.monotonic() - (time.time() - psutil.Process().create_time())
+        self._last = time.monotonic() if started is None else started
 
     def over(self, name: str) -> None:
         """What was done since the last phase was this one."""

@@ -110,7 +110,7 @@ class Child:
                 self._folder, self._result, self._progress = folder, paths["result"], paths["progress"]
                 own, theirs = self._pipes(stack) if turns else ({}, ())
                 told = {"result": str(self._result), **({"progress": str(self._progress)} if watch else {}), **own}
-                paths["job"].write_text(json.dumps({**job, **told, "parent": os.getpid()}))
+                paths["job"].write_text(json.dumps({**job, **told, "parent": os.getpid(), "started": time.monotonic()}))
                 self._process = subprocess.Popen(
                     [python, str(script), CHILD_FLAG, str(paths["job"])],
                     stdin=subprocess.DEVNULL,

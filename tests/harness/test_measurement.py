@@ -45,7 +45,7 @@ def measured(monkeypatch):
         restore=lambda: None,
         has_dropout=False,
     )
-    return row._time(trial, "forward", Anything(), {}, 8), happened
+    return row._time(trial, "forward", Anything(), 8), happened
 
 
 def test_warm_up_of_a_process_comes_into_its_record(measured):
