@@ -87,7 +87,7 @@ def test_outputs_and_all_gradients_are_those_of_keras_layers(mode, direction, re
         assert error(given, expected) < FLOAT64, name
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", [pytest.param("unidirectional", marks=pytest.mark.slow), "bidirectional"])
 @pytest.mark.parametrize("mode", MODES)
 def test_three_steps_of_adam_leave_the_weights_of_keras_layers(mode, direction):
     made = layer(mode, 2, direction, dtype="float32")
