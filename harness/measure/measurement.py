@@ -193,7 +193,9 @@ class Measurement:
             if first:
                 proof.training(trial, self.reference)
             else:
-                proof.training_losses(trial, self.reference)
+                proof.follows(trial, self.reference)
+                trial.restore()
+                proof.training_losses(trial.train_steps(UPDATE_STEPS), self.reference)
             proof.callable(trial.graph_mismatch())
         elif mode == "forward":
             proof.losses("the forward passes", trial.forward_losses(CURVE_STEPS), self.reference["forward_losses"])

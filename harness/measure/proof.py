@@ -345,14 +345,21 @@ class Proof:
                 self.failures.setdefault("gradients", why)
         self.losses("the stack's passes", losses, reference["stack_losses"])
 
+    def follows(self, trial: Trial, reference: Mapping[str, Any]) -> None:
+        """Set what the losses of this training may err by, and where their curve ends."""
+        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
+        self.curve = self._loss_limits(reference)
+
     def training(self, trial: Trial, reference: Mapping[str, Any]) -> None:
         """Gradients of the first step, the change of every weight by UPDATE_STEPS steps, and the losses on the way."""
+        self.follows(trial, reference)
         trial.restore()
         start = trial.weights()
         trial.train_steps(1)
         limits = self._gradient_limits(start, reference)
         self.hold("gradients", *worst(trial.first_gradients(), reference["gradients"], max_error, limits))
-        self.training_losses(trial, reference)
+        trial.restore()
+        self.training_losses(trial.train_steps(UPDATE_STEPS), reference)
         updates = {name: array - start[name] for name, array in trial.weights().items()}
         limits = self._update_limits(start, reference)
         self.hold("update", *worst(updates, reference["updates"], norm_error, limits))
@@ -367,12 +374,10 @@ class Proof:
             self.hold_length("clipping", "the gradient on the other side of the bound", length, CLIPPED_LIMIT)
         trial.restore()
 
-    def training_losses(self, trial: Trial, reference: Mapping[str, Any]) -> None:
-        """The losses of the first UPDATE_STEPS steps, after which the weights stay; what later steps may err by follows."""
-        self.rounding = max(self.rounding, getattr(trial, "update_rounding", 0.0))
-        trial.restore()
-        losses, curve = np.asarray(trial.train_steps(UPDATE_STEPS)), reference["losses"]
-        limits = self.curve = self._loss_limits(reference)
+    def training_losses(self, losses: np.ndarray, reference: Mapping[str, Any]) -> None:
+        """The losses of the first UPDATE_STEPS steps."""
+        losses, curve = np.asarray(losses), reference["losses"]
+        limits = self.curve
         if losses.shape == (1,):  # the one mean that `fit` reports; none where it has a step after the curve's end
             curve, limits = np.mean(curve[:UPDATE_STEPS], keepdims=True), limits[UPDATE_STEPS - 1 : UPDATE_STEPS]
         self.losses("the proof's steps", losses, curve, limits)

@@ -84,7 +84,8 @@ def _items(config: Mapping, unit: str) -> int | None:
 def _counts(record: Mapping) -> Iterator[Contradiction]:
     """Processes, blocks and warm-ups are as many as the settings say."""
     c, blocks = record["config"], record["blocks_ms"]
-    if isinstance(c.get("PROCESSES"), int) and len(blocks) > c["PROCESSES"]:  # fewer where a row's time was up
+    most = math.inf if record.get("repeat_until") else c.get("PROCESSES")  # fewer where a row's time was up
+    if isinstance(most, int) and len(blocks) > most:
         yield "blocks_ms", f"a row of {len(blocks)} processes", f"at most PROCESSES={c['PROCESSES']}"
     name = "EPOCHS" if record["mode"] == "fit" else "BLOCKS"
     for own in blocks if isinstance(c.get(name), int) else []:

@@ -193,6 +193,8 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "epoch_s": ("a list of numbers", list_of(_number)),
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
+    # of --repeat-until
+    "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }
 RESULTS = ("step_ms", "throughput", "fit_s", "accuracy", "perplexity", "epoch_s")  # an "ok" row has one of them
 

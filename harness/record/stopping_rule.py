@@ -40,9 +40,13 @@ class StoppingRule:
         return self.enough(records) or any(self.note in record["notes"] for record in records)
 
     def noted(self, record: Mapping, time_is_up: bool) -> dict:
-        """The record with the note that its time was up, or without the one of an earlier process."""
+        """The record with the note that its time was up, or without the one of an earlier process.
+
+        It keeps `until`, with which it may have more processes than PROCESSES.
+        """
         notes = [note for note in record["notes"] if not is_time_up(note)]
-        return {**record, "notes": [*notes, self.note] if time_is_up else notes}
+        asked = {"repeat_until": self.until} if self.until else {}
+        return {**record, "notes": [*notes, self.note] if time_is_up else notes, **asked}
 
 
 def is_time_up(note: str) -> bool:

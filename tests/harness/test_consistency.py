@@ -237,6 +237,7 @@ def complaint(module, folder):
         )
 
     good = [honest(mode, device) for mode in ERRORS for device in ("cpu", "gpu")]
+    good += [honest(config={**CONFIG, "PROCESSES": 1}, repeat_until=0.02)]
     good += [honest("fit", perplexity={"test": 90.0}, accuracy={}), honest("fit", accuracy={"a": 0.5, "b": None})]
     good += [
         honest(status="failed", throughput=None),

@@ -140,14 +140,10 @@ def test_dropout_left_on_in_the_proof_fails_gradients_and_losses(prove):
     assert {"gradients", "loss", "update"} <= set(prove(trial, "keras")["failed"])
 
 
-def test_fp32_fit_labelled_otherwise_fails_its_precision(prove):
-    trial = trial_of("keras")
+def test_fp32_fit_labelled_otherwise_fails_its_precision_and_labels_of_another_order_the_loss(prove):
+    trial = trial_of("keras")  # which takes seconds to trace
     for label in ("tf32", "fp16"):
         assert prove(trial, "keras", label)["failed"] == ["precision"]
-
-
-def test_labels_of_another_order_fail_the_loss(prove):
-    trial = trial_of("keras")
     trial.labels = trial.labels[::-1]
     record = prove(trial, "keras")
     assert "outputs" not in record["failed"]

@@ -114,6 +114,9 @@ def test_every_key_of_the_schema_is_required(key):
         ("fit_s", "long"),
         ("spent_s", "long"),
         ("spent_s", -1.0),
+        ("repeat_until", 0.0),
+        ("repeat_until", 2.0),
+        ("repeat_until", "1%"),
         ("epoch_s", [None]),
         ("items_per_batch", 0),
         ("items_per_batch", "many"),
@@ -139,6 +142,8 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
         ("environment", {"variables": {"XLA_FLAGS": "--xla"}}),
         ("config", {"CONFIG": "small", "CONFIGS": None}),
         ("spent_s", 0),
+        ("repeat_until", 0.02),
+        ("repeat_until", 1.0),
     ],
 )
 def test_values_that_earlier_and_other_rows_have_are_read(key, value):

@@ -107,7 +107,7 @@ def test_skip_input_is_a_linear_input_by_identity_matrices(mode):
 # --- gradients ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lengths", [None, (2, 1)], ids=["full", "lengths"])
+@pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.slow), (2, 1)], ids=["full", "lengths"])
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_those_of_finite_differences(mode, lengths):
     stack = CLASSES[mode](2, 2, 1, direction="bidirectional", dtype=tf.float64, use_cudnn=False)

@@ -21,7 +21,12 @@ ptb_model = functools.partial(of_ptb, model_of)
 ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 
 
-@pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, dropout, states carried"])
+# Adam and the mean: every row has them in tests/harness/test_planted_mistakes.py too.
+@pytest.mark.parametrize(
+    "ptb",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["adam, mean", "sgd, clipped, dropout, states carried"],
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_row_passes_its_proof(row, ptb, tensorflow_runtime):
     trial, reference = cases.language_model(row, "fp32", ptb), cases.language_model_reference(ptb)
@@ -80,7 +85,7 @@ def test_a_gradient_tape_sees_a_step():
 
 
 @pytest.mark.parametrize("row", ["while_loop", "block_fused", "wavefront"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_what_is_traced_beforehand_is_what_runs(row, precision):
     model = model_of(row, precision)
     for mode in ("forward", "train", "stack"):
