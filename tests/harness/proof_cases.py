@@ -304,7 +304,11 @@ MISTAKES = {
             {"lstm_1/forward/kernel": r.gradients["lstm_1/forward/kernel"][:, [3, 4, 5, 0, 1, 2, *range(6, 12)]]}
         ),
     ),
-    "a loss of the proof's own steps": ("training_losses", ["loss"], lambda r: setattr(r, "losses", r.losses * [1, 1.001, 1, 1, 1, 1])),
+    "a loss of the proof's own steps": (
+        "training_losses",
+        ["loss"],
+        lambda r: setattr(r, "losses", r.losses * [1, 1.001, 1, 1, 1, 1]),
+    ),
     "layer left out": ("training", ["update"], lambda r: r.updates.pop("lstm_1/forward/kernel")),
     "rate a thousandfold": (
         "training",

@@ -358,6 +358,14 @@ def test_the_worst_proof_of_all_processes_counts():
     assert (record["status"], record["proof"]["ok"]) == ("failed", False)
 
 
+@pytest.mark.parametrize(("starts", "ok"), [(("a1", "a1"), True), (("a1", ""), True), (("a1", "b2"), False)])
+def test_processes_that_start_from_other_weights_make_the_row_failed(starts, ok):
+    record = fresh()
+    for start in starts:
+        record = schema.merge_process(record, part([10.0], proof=proof_of() | {"start": start}))
+    assert (record["status"] == "ok") == ok and ("from other weights" in record["reason"]) != ok
+
+
 def test_of_two_processes_the_error_that_is_worst_for_its_own_limit_is_kept_with_it():
     proofs = [
         {"ok": True, "loss_err": 9e-6, "limit": {"loss": 1e-5}, "worst_at": {"loss": "step 1"}},
