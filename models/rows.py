@@ -396,7 +396,7 @@ def _loops(unroll: int, forward: int, training: int) -> Expected:
         if device == "gpu":
             passes = {}
             ops = {JAX_MATMUL: num_layers * time_steps} if time_steps <= unroll else ops
-        ops[JAX_PROGRAM] = (1, 1)
+        ops[JAX_PROGRAM] = (1, 1) if device == "cpu" else 1
         return {"ops": ops, "passes": passes, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
 
     return expected
@@ -405,7 +405,7 @@ def _loops(unroll: int, forward: int, training: int) -> Expected:
 def _calls_of_cudnn(of_each_layer: bool) -> Expected:
     """One call for each layer, or one at least for the stack; each layer copies the sequences' lengths to the host."""
     return lambda num_layers, time_steps, device: {
-        "ops": {JAX_CUDNN: num_layers if of_each_layer else 1, JAX_PROGRAM: (1, 1)},
+        "ops": {JAX_CUDNN: num_layers if of_each_layer else 1},
         "not_ops": f"loop:{JAX_MATMUL}",
         "kernels": CUDNN_KERNEL,
         "calls_copying_lengths": num_layers,

@@ -28,7 +28,7 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 REFERENCE = 3  # what a reference holds: a run of an earlier commit that goes on has it computed anew
-AT_ONCE = 8  # processes that prepare side by side on a GPU, at most
+AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
 NO_REASON = "the process gave no reason"
@@ -287,6 +287,7 @@ class Parent:
             "processes": self.stopping_rule.least,
             "points": len(self._points()),
             "budget_s": self.stopping_rule.limit_s,
+            "at_once": self.at_once,
         }
 
     def _say_if_nothing_runs(self) -> None:

@@ -38,7 +38,7 @@ SETTINGS = {
         "add processes to a row until its 95 % interval reaches no further than this to either side, or its time is up",
     ),
     "at_once": (
-        Limit(int, low=1, high=64, example=8),
+        Limit(int, low=1, high=64, example=4),
         "processes that prepare side by side; what is timed is timed alone. By default 1 on a CPU, on a GPU as its memory allows",
     ),
 }

@@ -46,7 +46,7 @@ USAGE = [
     ("--out=DIR", "folder of the run; by default results/<machine>-<date>"),
     ("--repeat-until=1%", "add processes to a row until its 95 % interval is that narrow, or its time is up"),
     (
-        "--at-once=8",
+        "--at-once=4",
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
     ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),

@@ -39,7 +39,8 @@ if "--list" in sys.argv:
     print("{row}   only here")
     sys.exit()
 if "--plan" in sys.argv:
-    print(json.dumps({"rows": {"keras": "tensorflow", "{row}": "torch"}, "processes": 2, "points": 1, "budget_s": 1000.0}))
+    rows = {"keras": "tensorflow", "{row}": "torch"}
+    print(json.dumps({"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1}))
     sys.exit()
 with open(here.with_name("started"), "a") as file:
     file.write(json.dumps([here.stem, time.time(), *sys.argv[1:]]) + "\\n")

@@ -82,7 +82,8 @@ def test_expected_ops_of_peers_that_train_are_those_of_their_language_model_in_a
     one = rows.LANGUAGE_MODEL["jax_scan"].expected_ops(2, 28, device)  # counts of a program, however often it runs
     for row in ("jax_scan", "keras_jax"):
         kept = rows.FIT[row].expected_ops(2, 28, device, 3)
-        assert kept["ops"] | {rows.JAX_PROGRAM: (1, 1)} == one["ops"] and not kept["passes"]
+        program = {rows.JAX_PROGRAM: (1, 1) if device == "cpu" else 1}
+        assert kept["ops"] | program == one["ops"] and not kept["passes"]
 
 
 def test_step_that_is_a_cuda_graph_shows_one_launch_on_a_gpu_and_its_ops_on_a_cpu():
