@@ -65,7 +65,8 @@ PRECISION = "fp32"
 import json
 import sys
 if "--plan" in sys.argv:
-    print(json.dumps({"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0}))
+    plan = {"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0, "at_once": 1}
+    print(json.dumps(plan))
     sys.exit()
 print("row starts")
 '''

@@ -115,7 +115,7 @@ def time_blocks(
     size = _multiple(block_size(batch_s, timed_batches, min_block_s), len(batches) if whole_rounds else 1)
     order = [batches[k % len(batches)] for k in range(size)]
     ms, losses, lag_s, limit_s, at_work = [], [], [], [], []
-    while len(ms) < blocks or (len(ms) < LAGS and all(lag > limit for lag, limit in zip(lag_s, limit_s, strict=True))):
+    while len(ms) < blocks or (len(ms) < LAGS and (_all_late(lag_s, limit_s) or all(at_work))):
         restore()
         sync()
         threads = _threads()
@@ -131,6 +131,10 @@ def time_blocks(
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
     return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
+
+
+def _all_late(lag_s: Sequence[float], limit_s: Sequence[float]) -> bool:
+    return all(lag > limit for lag, limit in zip(lag_s, limit_s, strict=True))
 
 
 def _threads() -> dict[int, tuple[str, types.FrameType, int]]:

@@ -94,7 +94,7 @@ class Probe:
 
         probe = self
 
-        class Told(keras.callbacks.Callback):
+        class Reports(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
                 self.epoch = len(probe.moments)
                 probe.begin()
@@ -109,7 +109,7 @@ class Probe:
                 if len(probe.moments) == self.epoch:  # no validation
                     probe.trained()
 
-        return Told()
+        return Reports()
 
 
 def differs_in_an_epoch(trial: Any, train: Callable[[Any, Plan], Mapping], plan: Plan, batch_size: int) -> str:
@@ -351,9 +351,8 @@ class Watched:
         vars(self._trial).update(self._own)
 
     def read(self, to_numpy: Callable) -> None:
-        """Bring the last epoch's losses to the host; after its clock stopped."""
-        if self.losses and isinstance(self.losses[-1], list):
-            self.losses[-1] = to_numpy(self.losses[-1]) if self.losses[-1] else np.zeros(0)
+        """Bring the losses to the host; after the clock stopped."""
+        self.losses = [to_numpy(epoch) if epoch else np.zeros(0) for epoch in self.losses]
 
 
 def differs_in_schedule(

@@ -46,8 +46,8 @@ def timed_of(trial: Any, mode: str) -> tuple[Callable, Sequence]:
 class Turns(Protocol):
     """How the processes of a run share the device: harness.run.processes.Turns."""
 
-    def device(self) -> contextlib.AbstractContextManager:
-        """To prove there, beside a few others."""
+    def device(self, alone: bool = False) -> contextlib.AbstractContextManager:
+        """To use it, beside a few others or, for what tunes itself by its own times, alone."""
 
     def timed(self) -> contextlib.AbstractContextManager:
         """To time, with everything else at rest."""
@@ -56,7 +56,10 @@ class Turns(Protocol):
 class Alone:
     """Of a process that shares it with none."""
 
-    device = timed = contextlib.nullcontext
+    def device(self, alone: bool = False) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    timed = device
 
 
 class Measurement:
@@ -129,22 +132,26 @@ class Measurement:
         parts: dict[str, dict] = {}
         proofs: dict[str, Proof] = {}
         profiles = {}
+        with self._turns.device(alone=True):  # where compilers choose kernels by how fast they are
+            self._phases.over("waiting")
+            for mode, flops in modes.items():
+                step, batches = timed_of(trial, mode)
+                trial.restore()
+                called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
+                parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
+                parts[mode]["memory_peak_bytes"] = self._memory_of(step, batches)  # another mode has none yet
+            self._phases.over("first call")
         with self._turns.device():
             self._phases.over("waiting")
             trial.restore()
             self._start = digest(trial.weights())
             self._phases.over("proof: start")
-            for mode, flops in modes.items():
-                step, batches = timed_of(trial, mode)
-                trial.restore()
-                called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
-                self._phases.over("first call")
+            for mode in modes:
                 proofs[mode], profiles[mode] = self._prove(trial, mode)
-                parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
         # The training comes last: what it leaves of the weights is held to the reference.
         proven = sorted((mode for mode in modes if not proofs[mode].failures), key=lambda mode: mode == "train")
         sizes = {}
-        with self._turns.timed():
+        with self._turns.timed() if proven else contextlib.nullcontext():
             self._phases.over("waiting")
             for mode in proven:
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
@@ -158,7 +165,7 @@ class Measurement:
                 for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
                     self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
                 self._phases.over("proof: after")
-        if utilisation and self.device == "gpu" and not self.process:
+        if proven and utilisation and self.device == "gpu" and not self.process:
             with self._turns.timed():
                 self._phases.over("waiting")
                 for mode in proven:
@@ -188,7 +195,7 @@ class Measurement:
                 proof.stack(trial, losses, self.reference)
             else:
                 proof.losses("the stack's passes", losses, self.reference["stack_losses"])
-        elif first:
+        else:
             proof.outputs(trial.outputs(), self.reference["outputs"])
         self._phases.over("proof: outputs")
         if mode == "train":
@@ -237,7 +244,6 @@ class Measurement:
         """The part's times, and the batches of a block."""
         c = self._protocol
         step, batches = timed_of(trial, mode)
-        self.runtime.reset_memory_peak()
         timed = clocks.time_blocks(
             step,
             batches,
@@ -253,7 +259,6 @@ class Measurement:
         )
         proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
-        memory = self._memory()
         losses = [self.runtime.to_numpy(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
@@ -267,7 +272,6 @@ class Measurement:
             "warmup": [{"process": self.process, **timed.warmup._asdict()}],
             "clocks": [after],
             "losses": losses[0][:LOSSES_KEPT].tolist(),
-            "memory_peak_bytes": memory,
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }, size
@@ -304,16 +308,19 @@ class Measurement:
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         self._phases.over("model")
-        with self._turns.device():
+        with self._turns.device(alone=True):
             self._phases.over("waiting")
             first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
+            trial.timed_steps(1)  # compiled too, where it is another graph than that of the proof's steps
             self._phases.over("first call")
+        with self._turns.device():
+            self._phases.over("waiting")
             proof = Proof(self.precision)
             trial.restore()
             proof.start = digest(trial.weights())
             proof.outputs(trial.outputs(), self.reference["outputs"])
             proof.training(trial, self.reference)
-            trial.timed_steps(1)  # traced, where it is another graph than that of the proof's steps
+            trial.timed_steps(1)  # a step of the proof may have taken the place of the timed one's graph
             profile = self.runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS))
             # Twice: Keras copies small tensors besides (outside of XLA, 1280 bytes a step of 32 sequences and 10 classes).
             proof.copies(profile["to_host_bytes"], UPDATE_STEPS * TO_HOST_LIMIT + 2 * handed_to_fit(trial, batch_size))
@@ -380,8 +387,9 @@ class Measurement:
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
             schedule: of that training; what ran is held to it.
         """
-        with self._turns.device():
+        with self._turns.device(alone=True):
             first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+        with self._turns.device():
             trial.restore()
             self._start = digest(trial.weights())
             proof, _ = self._prove(trial, "train")
@@ -390,18 +398,17 @@ class Measurement:
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            with fits.Watched(trial) if self._holds_more else contextlib.nullcontext() as watched, self._turns.timed():
+            with fits.Watched(trial) as watched, self._turns.timed():  # of all rows, since it costs each step a little
 
                 def timed(function):
-                    found = clocks.seconds_of(function, self.runtime.sync)
-                    if watched:
-                        watched.read(self.runtime.to_numpy)
-                    return found
+                    return clocks.seconds_of(function, self.runtime.sync)
 
                 fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
             memory, result = self._memory(), dict(result)
-            if watched:
-                proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
+            if self._holds_more:
+                watched.read(self.runtime.to_numpy)
+                differs = fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy)
+                proof.whole_training(differs)
                 proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
@@ -439,6 +446,14 @@ class Measurement:
     def _clock(self, when: str) -> dict | None:
         state = machine.gpu_state() if self.device == "gpu" else None
         return state and {"process": self.process, "when": when, **state}
+
+    def _memory_of(self, step: Callable, batches: Sequence) -> dict | None:
+        """The peak of a round of steps."""
+        self.runtime.reset_memory_peak()
+        for batch in batches:
+            step(batch)
+        self.runtime.sync()
+        return self._memory()
 
     def _memory(self) -> dict | None:
         if self.device != "gpu":

@@ -1,6 +1,6 @@
 """The proof: the callable that is timed computes what the float64 reference does, in the precision and by the kernel it names.
 
-Per row and process, at benchmark size, in training mode with dropout 0, from large random weights, non-zero biases and
+Per row, at benchmark size, in training mode with dropout 0, from large random weights, non-zero biases and
 states, on the same bytes:
 
     outputs     of the forward pass, and the loss                             max|a − b| / max|b| per tensor

@@ -143,7 +143,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type["
 
 
 @dataclass
-class Turns:
+class RowProgress:
     """Where a row is with its processes: so many have been started; of how many the records know, and their seconds.
 
     `ended`: outcomes that wait for that of an earlier process.
@@ -158,7 +158,7 @@ class Turns:
         self.kept = self.started
 
     def may_start(self, least: int) -> bool:
-        """Whether a further one is due: a row gets its least number in any case, and more by what those before it have shown."""
+        """Whether a further one is due: the least number do not wait for each other, more go by what those before showed."""
         return self.started < least or self.started == self.kept
 
     def next_outcome(self) -> tuple[int, processes.Outcome] | None:
@@ -170,7 +170,7 @@ class Turns:
         return self.kept - 1, outcome
 
 
-def _found_no_memory(outcome: processes.Outcome) -> bool:
+def found_no_memory(outcome: processes.Outcome) -> bool:
     """Whether a process failed for want of memory, of the device or of the host."""
     reasons = [outcome.reason, *(part.get("reason", "") for part in (outcome.result or {}).values())]
     return any("out of memory" in reason or "out of host memory" in reason for reason in reasons)
@@ -332,7 +332,7 @@ class Parent:
         seconds, expected = self._expected(wanted)
         with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
-            turns = {row: Turns(done[row], spent[row]) for row in wanted}
+            going = {row: RowProgress(done[row], spent[row]) for row in wanted}
             if wanted and (failed := self._without_reference(bar)):
                 for row in wanted:
                     self._keep(row, failed, done[row], spent[row])
@@ -340,12 +340,12 @@ class Parent:
             alone: list[tuple[int, str]] = []  # processes that found too little memory beside others
 
             def next_work() -> processes.Work | None:
-                ready = [row for row in turns if turns[row].may_start(self.stopping_rule.least)]
+                ready = [row for row in going if going[row].may_start(self.stopping_rule.least)]
                 if not ready:
                     return None
-                row = min(ready, key=lambda row: turns[row].started)
-                turns[row].started += 1
-                return work_of(row, turns[row].started - 1, beside_others=self.at_once > 1)
+                row = min(ready, key=lambda row: going[row].started)
+                going[row].started += 1
+                return work_of(row, going[row].started - 1, beside_others=self.at_once > 1)
 
             def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
                 bar.starts(self._shown(row, process))
@@ -353,23 +353,23 @@ class Parent:
                 return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
 
             def ended(row: str, process: int, outcome: processes.Outcome, beside_others: bool) -> None:
-                if row not in turns:  # it has failed, or needs no more, meanwhile
+                if row not in going:  # it has failed, or needs no more, meanwhile
                     return
-                if beside_others and _found_no_memory(outcome):
+                if beside_others and found_no_memory(outcome):
                     alone.append((process, row))
                     return
-                turns[row].ended[process] = outcome
-                while row in turns and (found := turns[row].next_outcome()):
+                going[row].ended[process] = outcome
+                while row in going and (found := going[row].next_outcome()):
                     number, outcome = found
-                    goes_on = self._keep(row, outcome, number, turns[row].spent_s)
+                    goes_on = self._keep(row, outcome, number, going[row].spent_s)
                     left.ends(row, goes_on)
                     if not goes_on:
-                        del turns[row]
+                        del going[row]
 
             def next_alone() -> processes.Work | None:
                 while alone:
                     process, row = alone.pop(alone.index(min(alone)))
-                    if row in turns:
+                    if row in going:
                         return work_of(row, process, beside_others=False)
                 return next_work()
 
@@ -534,7 +534,15 @@ class Parent:
                 record = schema.without_results(record)
             elif failed and not self.stopping_rule.enough([record]):
                 record["notes"].append(f"stopped: {', '.join(failed)} failed")
-            records.write_record(self.out, self.stopping_rule.noted(record, time_is_up))
+            try:
+                records.write_record(self.out, self.stopping_rule.noted(record, time_is_up))
+            except schema.RecordError as error:  # what it holds cannot be: no reason to lose the other rows
+                bad = {**record, "status": "failed", "proof": None}
+                bad["reason"] = (
+                    f"its record cannot be: {str(error).split('; move')[0].split(': ', 1)[-1]}; see {outcome.log}"
+                )
+                records.write_record(self.out, schema.without_results(bad))
+                going_on = False
         return going_on and not time_is_up
 
     def _draw(self) -> int:

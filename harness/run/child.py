@@ -64,10 +64,10 @@ def _points(benchmark: Any, job: Mapping[str, Any]) -> dict:
     """
     done: list[dict] = []
     for point in job["points"]:
-        started = time.monotonic()
+        started, waited_s = time.monotonic(), processes.Turns.waited_s
         modes = _result(benchmark, {**job, **point, "task": "row"})
         gc.collect()  # a model's graphs hold each other: its memory has to be free for the next one's
-        done.append({"seconds": time.monotonic() - started, "modes": modes})
+        done.append({"seconds": time.monotonic() - started - (processes.Turns.waited_s - waited_s), "modes": modes})
         processes.write_progress(job, done)
         if any(part.get("status") == "failed" and "proof" not in part for part in modes.values()):
             break

@@ -56,8 +56,13 @@ class Work(NamedTuple):
 # What a child is at. It works on the processors; it asks for the device and uses it beside few others; it asks to time, and times
 # with everything else of the run at rest.
 WORKS, ASKS_DEVICE, USES, ASKS_TURN, TIMES, TIMED = "works", "asks to use", "uses", "asks to time", "times", "has timed"
-SAID = {ord("u"): ASKS_DEVICE, ord("w"): WORKS, ord("t"): ASKS_TURN, ord("e"): TIMED}
-GRANTED = {ASKS_DEVICE: USES, ASKS_TURN: TIMES, TIMED: WORKS}
+ASKS_ALONE, ALONE = "asks to use alone", "uses alone"  # the device, while others work on the processors
+SAID = {ord("u"): ASKS_DEVICE, ord("a"): ASKS_ALONE, ord("w"): WORKS, ord("t"): ASKS_TURN, ord("e"): TIMED}
+GRANTED = {ASKS_DEVICE: USES, ASKS_ALONE: ALONE, ASKS_TURN: TIMES, TIMED: WORKS}
+AT_WORK = (WORKS, USES, ALONE, TIMES)
+
+
+_running: list[int] = []  # numbers of the children that have not been ended yet
 
 
 class Child:
@@ -109,20 +114,24 @@ class Child:
                 paths = {name: Path(folder, name) for name in ("result", "job", "progress")}
                 self._folder, self._result, self._progress = folder, paths["result"], paths["progress"]
                 own, theirs = self._pipes(stack) if turns else ({}, ())
-                told = {"result": str(self._result), **({"progress": str(self._progress)} if watch else {}), **own}
-                paths["job"].write_text(json.dumps({**job, **told, "parent": os.getpid(), "started": time.monotonic()}))
-                self._process = subprocess.Popen(
-                    [python, str(script), CHILD_FLAG, str(paths["job"])],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, SCRATCH: folder, RUN: str(os.getpid()), **(env or {})},
-                    start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
-                    pass_fds=theirs,
-                )
-                for descriptor in theirs:
-                    os.close(descriptor)
+                more = {"result": str(self._result), **({"progress": str(self._progress)} if watch else {}), **own}
+                more |= {"parent": os.getpid(), "started": time.monotonic()}
+                try:
+                    paths["job"].write_text(json.dumps({**job, **more}))
+                    self._process = subprocess.Popen(
+                        [python, str(script), CHILD_FLAG, str(paths["job"])],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ, SCRATCH: folder, RUN: str(os.getpid()), **(env or {})},
+                        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
+                        pass_fds=theirs,
+                    )
+                finally:
+                    for descriptor in theirs:
+                        os.close(descriptor)
                 output.close()
+                _running.append(self._process.pid)
                 self._kept = stack.pop_all()  # the folder, and this end of the pipes
             except OSError as error:
                 where, what = error.filename or log.parent, error.strerror or error
@@ -144,11 +153,13 @@ class Child:
         try:
             _end(self._process, self._folder, self._others)
         finally:
+            if self._process.pid in _running:
+                _running.remove(self._process.pid)
             self._kept.close()
 
     def _at(self, state: str) -> None:
         now = time.monotonic()
-        if self.state in (WORKS, USES, TIMES):
+        if self.state in AT_WORK:
             self._worked_s += now - self._since
         self.state, self._since = state, now
 
@@ -172,7 +183,7 @@ class Child:
             self.outcome = Outcome(None, reason, self._work_s(), self._shown)
 
     def _work_s(self) -> float:
-        return self._worked_s + (time.monotonic() - self._since if self.state in (WORKS, USES, TIMES) else 0.0)
+        return self._worked_s + (time.monotonic() - self._since if self.state in AT_WORK else 0.0)
 
     def _ended(self, status: int) -> Outcome:
         if self._result.exists():
@@ -201,16 +212,16 @@ def run_child(script: Path, job: dict, **arguments: Any) -> Outcome:
 def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None:
     """Run child processes, at most `at_once` of them side by side, and one at a time while any of them times.
 
-    Those side by side start, load and trace on processors of their own, and AT_THE_DEVICE of them at a time use the device, until
-    each has asked to time or has ended. Then they time, one after the other, while all others wait: nothing of this run works
-    beside what is timed. Those that have timed go on when all have, and others start.
+    Those side by side start, load and trace on processors of their own, one at a time compiles at the device and AT_THE_DEVICE of
+    them at a time prove there, until each has asked to time or has ended. Then they time, one after the other, while all others
+    wait: nothing of this run works beside what is timed. Those that have timed go on when all have, and others start.
 
     Args:
-        next_work: what to start next; None: nothing now. It is asked again whenever a process has ended.
+        next_work: what to start next; None: nothing now. It is asked again as long as there is room.
     """
     running: list[tuple[Child, Work]] = []
     with contextlib.ExitStack() as last:
-        last.callback(lambda: [child.__exit__() for child, _ in running])
+        last.callback(_end_all, running)
         while True:
             states = [child.state for child, _ in running]
             while not _at_rest(states) and len(running) < at_once and (work := next_work()):
@@ -224,23 +235,29 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
             for child, work in [*running]:
                 child.look()
                 if child.outcome:
-                    running.remove((child, work))
                     child.__exit__()
+                    running.remove((child, work))
                     work.ended(child.outcome)
+
+
+def _end_all(running: Sequence[tuple[Child, Work]]) -> None:
+    with contextlib.ExitStack() as each:  # which goes on after an exception, such as of a second Ctrl-C
+        for child, _ in running:
+            each.push(child.__exit__)
 
 
 def _at_rest(states: Sequence[str]) -> bool:
     """Whether one times, or all that are left ask to: no other may start beside them."""
-    return TIMES in states or (ASKS_TURN in states and not {WORKS, USES, ASKS_DEVICE} & {*states})
+    return TIMES in states or (ASKS_TURN in states and {*states} <= {ASKS_TURN, TIMED})
 
 
 def _granted(children: Sequence[Child]) -> Sequence[Child]:
     """Those that may go on now."""
-    by_state = {
-        state: [child for child in children if child.state == state] for state in (*GRANTED, USES, TIMES, WORKS)
-    }
-    if by_state[TIMES]:
+    by_state = {state: [child for child in children if child.state == state] for state in (*GRANTED, *AT_WORK)}
+    if by_state[TIMES] or by_state[ALONE]:
         return ()
+    if by_state[ASKS_ALONE]:
+        return () if by_state[USES] else by_state[ASKS_ALONE][:1]
     if by_state[ASKS_DEVICE]:
         return by_state[ASKS_DEVICE][: max(0, AT_THE_DEVICE - len(by_state[USES]))]
     if by_state[USES] or by_state[WORKS]:
@@ -262,21 +279,28 @@ class Turns:
     """In the child: contexts for what uses the device, and for what is timed there, which wait until the parent lets them.
 
     Whoever has no one beside it (no "turns" in its job) need not ask.
+
+    Attributes:
+        waited_s: seconds in which this process has waited.
     """
+
+    waited_s = 0.0
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._asks, self._waits = job.get("turns") or (None, None)
 
     def _say(self, what: bytes, wait: bool = True) -> None:
         if self._asks is not None:
+            began = time.monotonic()
             os.write(self._asks, what)
             if wait:
                 os.read(self._waits, 1)
+            Turns.waited_s += time.monotonic() - began
 
     @contextlib.contextmanager
-    def device(self) -> Iterator[None]:
-        """To prove on the device, beside a few others of the run."""
-        self._say(b"u")
+    def device(self, alone: bool = False) -> Iterator[None]:
+        """To use the device, beside a few others of the run or alone, as what tunes itself by its own times has to."""
+        self._say(b"a" if alone else b"u")
         try:
             yield
         finally:
@@ -333,13 +357,30 @@ def _descendants() -> list:
     return psutil.Process().children(recursive=True)
 
 
-def _is_of_another(process: Any, folder: str) -> bool:
-    """Whether a process belongs to another child than the one with this folder, by its environment."""
+def _of_others(child: subprocess.Popen) -> set:
+    """psutil.Process of all other children, dead ones too, and of what they have started."""
+    import psutil
+
+    found = set()
+    for number in (number for number in _running if number != child.pid):
+        with contextlib.suppress(psutil.Error):  # it has ended, and has been asked how
+            process = psutil.Process(number)
+            found |= {process, *process.children(recursive=True)}
+    return found
+
+
+def _is_orphan_of_another(process: Any, folder: str) -> bool:
+    """Whether a process was started by another child than the one with this folder, by its environment."""
     import psutil
 
     with contextlib.suppress(psutil.Error):  # it has ended, or is not to be looked into
         return process.environ().get(SCRATCH, folder) != folder
     return False
+
+
+def _family(child: subprocess.Popen, folder: str, others: set) -> list:
+    kept = others | _of_others(child)
+    return [p for p in _descendants() if p not in kept and not _is_orphan_of_another(p, folder)]
 
 
 def _end(child: subprocess.Popen, folder: str, others: set) -> None:
@@ -355,7 +396,7 @@ def _end(child: subprocess.Popen, folder: str, others: set) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=KILL_LIMIT_S)
-    while family := [p for p in _descendants() if p not in others and not _is_of_another(p, folder)]:
+    while family := _family(child, folder, others):
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -65,7 +65,7 @@ class Point:
 
 
 @dataclass
-class Row:
+class SweptRow:
     """A row and the points at which it goes on: which process measures it now, and what that one has still to measure."""
 
     name: str
@@ -123,7 +123,7 @@ class Sweep(benchmark.Parent):
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
-        rows = [Row(row, self._wanted(row)) for row in self.rows]
+        rows = [SweptRow(row, self._wanted(row)) for row in self.rows]
         for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
         seconds, expected = self._expected(row.name for row in rows)
@@ -135,8 +135,11 @@ class Sweep(benchmark.Parent):
                 {(name, point.name): max(0, expected[name] - point.done) for name, point in every},
             )
             waiting = [row for row in rows if row.points]
+            alone: list[SweptRow] = []  # rows that found too little memory beside others
+            references = {point.name: point.parent for _, point in every}
+            failed = {name: parent._without_reference(bar) for name, parent in references.items()}
 
-            def keep(row: Row, point: Point, outcome: processes.Outcome) -> None:
+            def keep(row: SweptRow, point: Point, outcome: processes.Outcome) -> None:
                 point.spent_s += outcome.seconds
                 goes_on = point.parent._keep(row.name, outcome, row.process, point.spent_s)
                 left.ends((row.name, point.name), goes_on)
@@ -148,28 +151,43 @@ class Sweep(benchmark.Parent):
                 while waiting:
                     row = waiting.pop(waiting.index(min(waiting, key=lambda row: row.process)))
                     for point in [*row.due()]:
-                        if failed := point.parent._without_reference(bar):
-                            keep(row, point, failed)
+                        if failed[point.name]:
+                            keep(row, point, failed[point.name])
                     if row.rest:
                         bar.starts(self._shown(row.name, row.process))
-                        return self._work(row, keep, waiting)
+                        return self._work(row, keep, waiting, alone if self.at_once > 1 and row not in alone else None)
                     if row.points:
                         row.process += 1
                         waiting.append(row)
                 return None
 
             processes.run_together(next_work, self.at_once)
+            waiting += alone
+            processes.run_together(next_work)
 
-    def _work(self, row: Row, keep: Callable, waiting: list[Row]) -> processes.Work:
-        """One process for what is due of a row; each point is kept as soon as the process hands it over."""
+    def _work(
+        self, row: SweptRow, keep: Callable, waiting: list[SweptRow], alone: list[SweptRow] | None
+    ) -> processes.Work:
+        """One process for what is due of a row; each point is kept as soon as the process hands it over.
+
+        alone: where a row goes that finds too little memory beside others; None: it has none beside it.
+        """
         log, points, seconds = f"logs/{self._log_of(row.name).name}", [*row.rest], []
 
         def watch(handed: Sequence[Mapping]) -> None:
             for point, result in list(zip(points, handed, strict=False))[len(seconds) :]:
+                outcome = processes.Outcome(result["modes"], "", result["seconds"], log)
+                if alone is not None and benchmark.found_no_memory(outcome):
+                    alone.append(row)
+                    return
                 seconds.append(result["seconds"])
-                keep(row, point, processes.Outcome(result["modes"], "", result["seconds"], log))
+                keep(row, point, outcome)
 
         def ended(outcome: processes.Outcome) -> None:
+            if alone is not None and benchmark.found_no_memory(outcome) and row not in alone:
+                alone.append(row)
+            if alone is not None and row in alone:
+                return
             if outcome.note:
                 print(f"{row.name}: {outcome.note}; see {outcome.log}", file=sys.stderr)
             if len(seconds) < len(points) and (outcome.result is None or not seconds):  # it ended at this one

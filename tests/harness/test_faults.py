@@ -176,7 +176,7 @@ from harness.record import records
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
-    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0}'))
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1}'))
 out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
 here = Path(__file__)
 code = "import sys; from harness.record import records; records.open_run(sys.argv[1])"
@@ -319,7 +319,7 @@ from harness.errors import CrashError
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
-    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0}'))
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1}'))
 with open(Path(__file__).with_name("seen"), "a") as file:
     file.write(Path(__file__).stem + "\\n")
 if Path(__file__).stem == "mnist":

@@ -61,8 +61,8 @@ def test_warm_up_of_a_process_comes_into_its_record(measured):
 def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
     (part, _), happened = measured
     assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
-    assert happened[0] == "state" and happened[-2:] == ["state", "memory"]
-    assert "state" not in happened[1:-2], "never between two steps"
+    assert happened[0] == happened[-1] == "state"
+    assert "state" not in happened[1:-1], "never between two steps"
 
 
 class Entered:
@@ -77,8 +77,8 @@ class Entered:
         yield
         self.happened.append(f"end: {what}")
 
-    def device(self):
-        return self.noted("device")
+    def device(self, alone=False):
+        return self.noted("device alone" if alone else "device")
 
     def timed(self):
         return self.noted("its turn")
@@ -102,6 +102,7 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     monkeypatch.setattr(
         row, "_time", lambda trial, mode, *_: happened.append(f"time {mode}") or (timed, 1), raising=False
     )
+    monkeypatch.setattr(row, "_memory_of", lambda *_: happened.append("memory"), raising=False)
     monkeypatch.setattr(row, "_share", lambda *_: None, raising=False)
     monkeypatch.setattr(row, "_finish", lambda part, proof: part, raising=False)
 
@@ -119,8 +120,8 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     if traces:
         trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
-    each = [f"{what} {mode}" for mode in ("train", "forward") for what in ("call", "prove")]
-    proven = ["device", *each, "end: device"]
+    called = ["device alone", "call train", "memory", "call forward", "memory", "end: device alone"]
+    proven = [*called, "device", "prove train", "prove forward", "end: device"]
     timed = ["its turn", "time forward", "time train", "end: its turn"]
     assert happened == ["trace train", "trace forward"] * traces + proven + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]

@@ -233,6 +233,7 @@ def test_a_crash_behind_the_result_keeps_it_with_a_note(run, ends, note):
 def test_job_is_handed_over_as_json_with_the_name_of_its_result(run):
     outcome = run("processes.write_result(job, job)", {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}})
     assert outcome.result.pop("result").endswith("/result") and outcome.result.pop("parent") == os.getpid()
+    assert 0 < time.monotonic() - outcome.result.pop("started") < 300
     assert outcome.result == {"row": "keras", "constants": {"UNITS": 8, "CONFIG": None}}
     assert json.dumps(outcome.result)
 

@@ -129,8 +129,9 @@ def test_script_reports_to_the_suite_instead_of_drawing_a_bar_of_its_own(stub, m
 def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "slowness", lambda: 1.5)
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic") == 0
-    rows_s = 2 * (10.6 + estimate.UNKNOWN_S)
-    seconds = 1.5 * (estimate.Estimate("quick", "cpu").preparation_s("synthetic") + rows_s)
+    expected = estimate.Estimate("quick", "cpu")
+    rows_s = (1 + estimate.LATER) * (expected.process_s("synthetic", "keras", "tensorflow") + estimate.UNKNOWN_S)
+    seconds = 1.5 * (expected.preparation_s("synthetic") + rows_s)
     assert f"4 processes in 1 run, about {estimate.minutes(seconds)}\n" in capsys.readouterr().out
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--epochs=9") == 0
     assert "about" in (line := capsys.readouterr().out) and "without your --epochs" in line
