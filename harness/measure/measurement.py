@@ -449,6 +449,8 @@ class Measurement:
 
     def _memory_of(self, step: Callable, batches: Sequence) -> dict | None:
         """The peak of a round of steps."""
+        if self.device != "gpu":
+            return None
         self.runtime.reset_memory_peak()
         for batch in batches:
             step(batch)
