@@ -22,7 +22,9 @@ TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
 UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
 PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of the processor that the table is of
 LATER = 0.5  # of what a row's first process takes, a later one does, which has less to prove
-GAIN = 0.17  # by each process that prepares beside another, reckoned from what four rows spent their time on, on an H200
+GAIN = (
+    0.17  # by each process that prepares beside another, reckoned from what four rows spent their time on, on an H200
+)
 TRIES = 40  # long enough for other processes to get their turns
 
 
