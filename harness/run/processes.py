@@ -424,8 +424,8 @@ def _reason(status: int) -> str:
 
 
 def draw(run: Path, *options: str) -> list[str]:
-    """Draw a run's tables and plots in a process of their own, since that takes 170 MB: the lines that "
-    "harness.report.tables prints.
+    """Draw a run's tables and plots in a process of their own, since that takes 170 MB: the lines that
+    harness.report.tables prints.
 
     Its warnings go to standard error. Raises CrashError where something could not be drawn or written.
     """

@@ -248,3 +248,11 @@ def test_a_matmul_that_could_not_be_measured_is_measured_again_by_the_next_run(s
     stub.script.write_text(good)
     assert stub.main("--rows=second") == 0
     assert json.loads((stub.out / "matmul.json").read_text()) == {"cpu.fp32": 1e9}
+
+
+def test_a_row_whose_record_contradicts_itself_is_failed_and_harms_no_other(stub, capsys):
+    assert stub.main("--rows=contradicts,second") == 1
+    record = records.read_record(stub.out / "rows" / "stub.small.contradicts.train.cpu.fp32.json")
+    assert record["status"] == "failed" and "accuracy" in record["reason"] and not record["blocks_ms"]
+    assert records.read_record(stub.out / "rows" / "stub.small.second.train.cpu.fp32.json")["status"] == "ok"
+    assert "accuracy" in capsys.readouterr().err
