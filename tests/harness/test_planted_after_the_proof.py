@@ -4,6 +4,7 @@ Each is planted in rows of TensorFlow, PyTorch and JAX by changing what is timed
 """
 
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -198,8 +199,9 @@ def test_update_in_a_thread_that_the_clock_does_not_wait_for_is_failed(part_of, 
     def instead(train, batch, number):
         if update[0]:
             update[0].result()
-        loss = trial.forward(batch)
-        update[0] = pool.submit(lambda: (time.sleep(0.5 * (number == BLOCK)), train(batch)))  # on a busy machine too
+        loss, begun = trial.forward(batch), threading.Event()
+        update[0] = pool.submit(lambda: (begun.set(), time.sleep(0.5 * (number == BLOCK)), train(batch)))
+        begun.wait()  # a busy machine may take longer than THREAD_S to start it
         return loss
 
     own_restore = trial.restore
