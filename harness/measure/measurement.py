@@ -126,8 +126,8 @@ class Measurement:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
         """
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
-        # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as there is
-        # time for.
+        # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as there
+        # is time for.
         self._phases.over("model")
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         self._phases.over("tracing")

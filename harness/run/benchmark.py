@@ -354,7 +354,7 @@ class Parent:
                 return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
 
             def compiled(row: str, process: int) -> str | None:
-                """Where a process keeps what it compiles: the row's first one, which finds nothing there, and those after its end."""
+                """Where a process keeps what it compiles: the first one, which finds nothing there, and those after its end."""
                 folder = Path(scratch, row)
                 if process == done[row] and not folder.exists():
                     folder.mkdir()
