@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -94,6 +95,22 @@ def _visible(nvml) -> int:
     return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
 
 
+def gpus() -> list[tuple[str, str]]:
+    """(UUID, name) of each NVIDIA GPU that CUDA_VISIBLE_DEVICES shows, in its order; without those that NVML cannot name."""
+    with _nvml() as nvml:
+        if not nvml:
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = map(str, range(_asked(nvml.nvmlDeviceGetCount) or 0)) if visible is None else visible.split(",")
+        found = []
+        for name in itertools.takewhile(lambda name: name not in HIDDEN, map(str.strip, names)):
+            by_number = name.isdecimal()
+            ask = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
+            gpu = _asked(ask, int(name) if by_number else name)
+            found.append((_text(_asked(nvml.nvmlDeviceGetUUID, gpu)), _text(_asked(nvml.nvmlDeviceGetName, gpu))))
+        return [(uuid, kind) for uuid, kind in found if uuid and kind]
+
+
 def gpu_name() -> str | None:
     """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
     with _first_gpu() as (nvml, gpu):
@@ -133,6 +150,7 @@ def facts(device: str) -> dict:
 
     found = {
         "gpu": None,
+        "gpu_uuid": None,
         "driver": None,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
         "cores": physical_cores(),
@@ -148,6 +166,7 @@ def facts(device: str) -> dict:
         with _first_gpu() as (nvml, gpu):
             if nvml:
                 found["gpu"] = _text(_asked(nvml.nvmlDeviceGetName, gpu))
+                found["gpu_uuid"] = _text(_asked(nvml.nvmlDeviceGetUUID, gpu))
                 found["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
     return found
 
