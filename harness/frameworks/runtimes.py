@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from harness.frameworks.profiles import Draws
 from harness.record.frameworks import FRAMEWORKS
 
 
@@ -15,6 +16,7 @@ class Runtime(Protocol):
         device, precision: as given to `make`.
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
         tensor_type: the class of its tensors, those that a step is run on.
+        draws: by which ops of its profiles random numbers are drawn.
         waits: (owner, name) of the functions by which a step would wait for the device, besides reading a tensor.
     """
 
@@ -23,6 +25,7 @@ class Runtime(Protocol):
     precision: str
     device_name: str
     tensor_type: type
+    draws: Draws
     waits: Sequence[tuple[Any, str]]
 
     def seed(self, seed: int) -> None:
@@ -52,6 +55,9 @@ class Runtime(Protocol):
         condition copied in every step.
         """
 
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+
     def environment(self) -> dict:
         """Versions of what is loaded, for the record: the framework's own, "cuda", "cudnn", "notes"."""
 
@@ -65,7 +71,12 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
         precision: "fp32", "tf32" or "fp16".
         threads: of the operators on a CPU; the number of physical cores.
     """
+    return kind(framework)(device, precision, threads)
+
+
+def kind(framework: str) -> type[Runtime]:
+    """The class that configures a framework of FRAMEWORKS; ValueError for another. Imports no framework."""
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
     file, _, name = FRAMEWORKS[framework].runtime.partition(".")
-    return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)(device, precision, threads)
+    return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)
