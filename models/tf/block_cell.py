@@ -1,7 +1,7 @@
 """The C++ cell of TensorFlow (op LSTMBlockCell) unrolled over time: document "Static LSTM", and LSTMBlockCell of TF 1.
 
 The op computes one step with fused pointwise work. Three of its traits have to be undone or supplied to compute a plain
-LSTM: it clips the cell state at 3 unless told not to (cell_clip=0), adds 1 to the forget gate (forget_bias=0), and has no
+LSTM: it clips the cell state at 3 (not with cell_clip=0), adds 1 to the forget gate (forget_bias=0), and has no
 registered gradient. Its gates stand in the order i, c, f, o. Its backward op LSTMBlockCellGrad returns the gradient of the
 pre-activations; what follows from it is two matrix products.
 """

@@ -93,7 +93,7 @@ def test_header_holds_literal_defaults(header):
         ("CLIP_NORM", ""),
     ],
 )
-def test_comment_behind_a_constant_is_its_help(header, name, comment):
+def test_comment_after_a_constant_is_its_help(header, name, comment):
     assert header.constants[name].comment == comment
 
 
