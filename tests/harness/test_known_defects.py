@@ -16,6 +16,7 @@ import pytest
 from harness.frameworks import runtimes
 from harness.measure import clocks, measurement, references
 from harness.measure.proof import TO_HOST_LIMIT, Proof
+from harness.record import schema
 from models import rows
 from models.reference import expected
 from tests import cases, jax_cases, torch_cases
@@ -143,8 +144,13 @@ def expected_ops_of(made) -> dict:
 @pytest.mark.parametrize("framework", TRIALS)
 def test_row_as_it_is_reads_nothing_and_leaves_nothing_running(parts_of, framework):
     trial, made = TRIALS[framework]()
-    for part in parts_of(trial, framework, expected_ops_of(made), ("forward", "train", "stack")).values():
+    for mode, part in parts_of(trial, framework, expected_ops_of(made), ("forward", "train", "stack")).items():
         assert failed(part) == set()
+        new = schema.new_record(
+            benchmark="ptb", row="its_row", mode=mode, device="cpu", precision="fp32", config={"CONFIG": "small"}
+        )
+        record = schema.validate(schema.merge_process(new, part), "a record")
+        assert set(TRIALS) & record["environment"].keys() == {framework} and len(record["losses"]) == 7
 
 
 def test_scripted_lstm_that_never_updates_its_state_is_failed(parts_of, monkeypatch):

@@ -1,6 +1,7 @@
 """Which frameworks there are, which are installed, and that nothing imports one before a row needs it."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.errors import UserError
 from harness.frameworks import profiles, runtimes
 from harness.measure import dropout
 from harness.record import frameworks, machine
 from harness.run import environments
+from tests import cases, jax_cases, torch_cases
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +22,53 @@ PROJECT = Path(__file__).resolve().parents[2]
 def run(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(params=frameworks.FRAMEWORKS)
+def framework(request, tensorflow_runtime):
+    pytest.importorskip(request.param)
+    return request.param
+
+
+def made(framework: str, device: str = "cpu"):
+    return {"tensorflow": cases, "torch": torch_cases, "jax": jax_cases}[framework].make_runtime(device, "fp32")
+
+
+def scalar(framework: str, value: float):
+    if framework == "tensorflow":
+        return importlib.import_module("tensorflow").constant(value)
+    if framework == "torch":  # a loss has a gradient
+        return importlib.import_module("torch").tensor(value, requires_grad=True)
+    return importlib.import_module("jax.numpy").float32(value)
+
+
+def test_every_framework_is_what_a_rows_process_needs(framework):
+    runtime = made(framework)
+    needed = {name for name in (*vars(runtimes.Runtime), *runtimes.Runtime.__annotations__) if name[0] != "_"}
+    assert len(needed) > 15 and [name for name in sorted(needed) if not hasattr(runtime, name)] == []
+    assert (runtime.name, runtime.device, runtime.precision) == (framework, "cpu", "fp32") and runtime.draws.ops
+    assert all(callable(getattr(*function)) for function in runtime.waits)
+    runtime.reset_memory_peak()
+    assert runtime.memory_peak() is None and runtime.sync() is None
+    losses = [scalar(framework, value) for value in (1.5, 2.5)]
+    assert all(isinstance(loss, runtime.tensor_type) and runtime.on_device(loss) for loss in losses)
+    assert runtime.to_numpy(losses).tolist() == [1.5, 2.5] and runtime.to_numpy(losses).dtype == "float32"
+    nothing = {"ops": {}, "kernels": {}, "to_host_bytes": 0, "launches": 0, "syncs": None}
+    assert runtime.profile(lambda: None) == nothing
+    for step, run in runtime.small_steps():
+        assert not run(), step
+    found = runtime.environment()
+    assert found[framework] == importlib.import_module(framework).__version__ and type(found[framework]) is str
+    assert found["cuda"] is found["cudnn"] is None and found["notes"] == []
+    assert found.keys() <= {framework, "keras", "jaxlib", "cuda", "cudnn", "notes"}
+
+
+def test_gpu_that_a_framework_does_not_see_is_refused_in_one_line(framework):
+    if machine.gpu_count():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=f"{frameworks.FRAMEWORKS[framework].title} [^ ]+ does not") as refused:
+        made(framework, "gpu")
+    assert "\n" not in str(refused.value)
 
 
 def test_nothing_imports_a_framework_before_a_row_needs_it():
