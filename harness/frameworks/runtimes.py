@@ -1,6 +1,7 @@
 """The frameworks that rows run in, each one configured for a row. Imports none of them itself."""
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -62,7 +63,19 @@ class Runtime(Protocol):
         """Versions of what is loaded, for the record: the framework's own, "cuda", "cudnn", "notes"."""
 
 
-def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
+# How each framework is told where it keeps what it has compiled, in environment variables that it reads when it is imported.
+KEEPS_COMPILED = {
+    "tensorflow": {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory={}"},
+    "torch": {"TORCHINDUCTOR_CACHE_DIR": "{}", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"},
+    "jax": {
+        "JAX_COMPILATION_CACHE_DIR": "{}",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    },
+}
+
+
+def make(framework: str, device: str, precision: str, threads: int, compiled: str | None = None) -> Runtime:
     """Import the framework and configure it for one row.
 
     Args:
@@ -70,6 +83,8 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
         device: "gpu" or "cpu".
         precision: "fp32", "tf32" or "fp16".
         threads: of the operators on a CPU; the number of physical cores.
+        compiled: folder for what XLA, Inductor and Triton compile, which a later process takes from there; None: no such folder.
+            Where the user has set one of these variables, they stay as they are.
     """
     return kind(framework)(device, precision, threads)
 
@@ -78,5 +93,7 @@ def kind(framework: str) -> type[Runtime]:
     """The class that configures a framework of FRAMEWORKS; ValueError for another. Imports no framework."""
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
+    if compiled and not KEEPS_COMPILED[framework].keys() & os.environ.keys():
+        os.environ.update({variable: value.format(compiled) for variable, value in KEEPS_COMPILED[framework].items()})
     file, _, name = FRAMEWORKS[framework].runtime.partition(".")
     return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)

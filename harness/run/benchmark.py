@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -330,7 +331,7 @@ class Parent:
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         seconds, expected = self._expected(wanted)
-        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
+        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar, self._scratch() as scratch:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
             going = {row: RowProgress(done[row], spent[row]) for row in wanted}
             if wanted and (failed := self._without_reference(bar)):
@@ -349,8 +350,16 @@ class Parent:
 
             def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
                 bar.starts(self._shown(row, process))
-                child = self._child("row", row=row, **self._job(process))
+                child = self._child("row", row=row, compiled=compiled(row, process), **self._job(process))
                 return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
+
+            def compiled(row: str, process: int) -> str | None:
+                """Where a process keeps what it compiles: the first one, which finds nothing there, and those after its end."""
+                folder = Path(scratch, row)
+                if process == done[row] and not folder.exists():
+                    folder.mkdir()
+                    return str(folder)
+                return str(folder) if going[row].kept > done[row] else None
 
             def ended(row: str, process: int, outcome: processes.Outcome, beside_others: bool) -> None:
                 if row not in going:  # it has failed, or needs no more, meanwhile
@@ -375,6 +384,10 @@ class Parent:
 
             processes.run_together(next_work, self.at_once)
             processes.run_together(next_alone)
+
+    def _scratch(self) -> tempfile.TemporaryDirectory:
+        """A folder that is gone after this run of the script; what a killed one leaves, the next one removes."""
+        return tempfile.TemporaryDirectory(prefix=".compiled-", suffix=".tmp", dir=self.out)
 
     def _shown(self, row: str, process: int) -> str:
         least = self.stopping_rule.least

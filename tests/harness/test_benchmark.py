@@ -53,6 +53,18 @@ def test_rows_run_in_turn_and_data_reference_and_matmul_are_had_once(stub):
         assert record["config"]["UNITS"] == 8 and record["config"]["CONFIG"] == "small"
 
 
+def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_finds_nothing(stub):
+    assert stub.main("--full", "--rows=compiles") == 0
+    found = [line for line in stub.starts() if line.startswith("found")]
+    assert found == ["found []", "found ['0']", "found ['0', '1']"]
+    assert not list(stub.out.glob(".compiled*"))
+    assert stub.main("--full", "--rows=compiles", "--at-once=3", "--out=" + str(stub.out.with_name("beside"))) == 0
+    beside = [line for line in stub.starts() if line.startswith("found")]
+    assert sorted(beside) == ["found []", "found no folder", "found no folder"], (
+        "none has ended before the others start"
+    )
+
+
 def test_a_record_is_written_after_each_process(stub, monkeypatch):
     written, write = [], records.write_record
 

@@ -145,3 +145,16 @@ def test_row_depends_on_every_package_but_those_of_the_other_frameworks():
     assert frameworks.packages_of("torch", installed) == {"torch": "2.13.0", "keras": "3.15.1", "numpy": "2.4.6"}
     assert frameworks.packages_of("tensorflow", installed).keys() == {"tensorflow", "keras", "numpy"}
     assert {name for found in frameworks.FRAMEWORKS.values() for name in found.packages} <= set(machine.PACKAGES)
+
+
+@pytest.mark.parametrize("framework", frameworks.FRAMEWORKS)
+def test_framework_is_told_where_to_keep_what_it_compiles_unless_the_user_has_said_it(monkeypatch, framework):
+    monkeypatch.setattr(runtimes.importlib, "import_module", lambda _: SimpleNamespace(**{name: lambda *_: None for name in
+                        ("TensorFlowRuntime", "TorchRuntime", "JaxRuntime")}))  # fmt: skip
+    variables = runtimes.KEEPS_COMPILED[framework]
+    for users in ({}, {next(iter(variables)): "mine"}):
+        monkeypatch.setattr(runtimes.os, "environ", dict(users))
+        runtimes.make(framework, "cpu", "fp32", 1, "/a/folder")
+        told = {name: value.format("/a/folder") for name, value in variables.items()}
+        assert runtimes.os.environ == (users or told)
+        assert users or any("/a/folder" in value for value in told.values())
