@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,11 @@ class JaxRuntime:
     """
 
     name = "jax"
+    keeps_compiled: ClassVar = {
+        "JAX_COMPILATION_CACHE_DIR": "{}",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
     # XLA writes its generator out, in exclusive ors, which no step without dropout has.
     draws = Draws(r"(loop:)?(xor|rng\S*|custom-call:\S*(threefry|philox|rng)\S*)", together=".*")
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class TorchRuntime:
     """
 
     name = "torch"
+    keeps_compiled: ClassVar = {"TORCHINDUCTOR_CACHE_DIR": "{}", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"}
     draws = profiles.Draws(
         r"aten::(bernoulli_?|native_dropout|_fused_dropout|rand|rand_like|randint)",  # randint: a seed for compiled code
         within=r"aten::_cudnn_rnn",

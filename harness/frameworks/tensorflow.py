@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class TensorFlowRuntime:
     """
 
     name = "tensorflow"
+    keeps_compiled: ClassVar = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory={}"}
     draws = Draws(r"(\w+:)*(Stateless)?RandomUniform\w*", within=r"(\w+:)?CudnnRNN\w*")
 
     def __init__(self, device: str, precision: str, threads: int) -> None:

@@ -2,15 +2,17 @@
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from harness.errors import UserError
-from harness.frameworks import profiles, runtimes
+from harness.frameworks import profiles, runtimes, tensorflow
 from harness.measure import dropout
 from harness.record import frameworks, machine
 from harness.run import environments
@@ -63,7 +65,8 @@ def test_every_framework_is_what_a_rows_process_needs(framework):
     assert found.keys() <= {framework, "keras", "jaxlib", "cuda", "cudnn", "notes"}
 
 
-def test_gpu_that_a_framework_does_not_see_is_refused_in_one_line(framework):
+def test_gpu_that_a_framework_does_not_see_is_refused_in_one_line(framework, monkeypatch):
+    monkeypatch.setattr(tensorflow, "why_no_gpu", lambda: "why")  # asks a process: test_check.py
     if machine.gpu_count():
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=f"{frameworks.FRAMEWORKS[framework].title} [^ ]+ does not") as refused:
@@ -112,6 +115,7 @@ def test_a_framework_is_told_from_others_in_its_own_file_and_its_entry_alone():
 def test_a_framework_of_one_file_and_one_entry_has_its_python_its_runtime_and_what_steers_it(monkeypatch):
     class Runtime:
         draws = profiles.Draws("draw")
+        keeps_compiled: ClassVar = {"THEANO_CACHE": "{}"}
 
         def __init__(self, *arguments):
             self.arguments = arguments
@@ -120,7 +124,10 @@ def test_a_framework_of_one_file_and_one_entry_has_its_python_its_runtime_and_wh
     monkeypatch.setitem(sys.modules, "harness.frameworks.theano", module)
     entry = frameworks.Framework("Theano", "theano.Runtime", ("theano",), ("THEANO_",), (3, 99))
     monkeypatch.setitem(frameworks.FRAMEWORKS, "theano", entry)
-    assert runtimes.make("theano", "cpu", "fp32", 1).arguments == ("cpu", "fp32", 1)
+    monkeypatch.delenv("THEANO_CACHE", raising=False)
+    assert runtimes.make("theano", "cpu", "fp32", 1, "/a/folder").arguments == ("cpu", "fp32", 1)
+    assert os.environ["THEANO_CACHE"] == "/a/folder"
+    monkeypatch.setenv("THEANO_CACHE", "")  # and gone after the test
     assert dropout.masks_not_drawn({"draw": 2}, "theano", 3, 1).startswith("random numbers were drawn 2 times")
     monkeypatch.setenv("THEANO_PYTHON", sys.executable)
     assert environments.python("theano") == sys.executable and environments.missing("theano") == "needs Python 3.99"
@@ -148,13 +155,12 @@ def test_row_depends_on_every_package_but_those_of_the_other_frameworks():
 
 
 @pytest.mark.parametrize("framework", frameworks.FRAMEWORKS)
-def test_framework_is_told_where_to_keep_what_it_compiles_unless_the_user_has_said_it(monkeypatch, framework):
-    monkeypatch.setattr(runtimes.importlib, "import_module", lambda _: SimpleNamespace(**{name: lambda *_: None for name in
-                        ("TensorFlowRuntime", "TorchRuntime", "JaxRuntime")}))  # fmt: skip
-    variables = runtimes.KEEPS_COMPILED[framework]
-    for users in ({}, {next(iter(variables)): "mine"}):
+def test_framework_is_given_where_to_keep_what_it_compiles_unless_the_user_has_said_it(monkeypatch, framework):
+    kind = runtimes.kind(framework)
+    monkeypatch.setattr(kind, "__init__", lambda *_: None)
+    for users in ({}, {next(iter(kind.keeps_compiled)): "mine"}):
         monkeypatch.setattr(runtimes.os, "environ", dict(users))
         runtimes.make(framework, "cpu", "fp32", 1, "/a/folder")
-        told = {name: value.format("/a/folder") for name, value in variables.items()}
-        assert runtimes.os.environ == (users or told)
-        assert users or any("/a/folder" in value for value in told.values())
+        given = {name: value.format("/a/folder") for name, value in kind.keeps_compiled.items()}
+        assert runtimes.os.environ == (users or given)
+        assert users or any("/a/folder" in value for value in given.values())
