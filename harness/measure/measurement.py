@@ -1,6 +1,7 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from harness.frameworks import runtimes
 from harness.measure import after_blocks, clocks, dropout, fits, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
-from harness.measure.references import load_reference
+from harness.measure.references import load_reference, wait_for
 from harness.record import machine
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
@@ -98,10 +99,16 @@ class Measurement:
         cores, compiled = machine.physical_cores(), job.get("compiled")
         self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
         self._phases.over("framework")
-        self.reference = load_reference(Path(job["reference"]))
-        self._phases.over("reference")
+        self._reference_path = Path(job["reference"])
         self._clocks = [self._clock("start")]
         self._cpu = machine.CpuShare()
+
+    @functools.cached_property
+    def reference(self) -> dict[str, Any]:
+        """When it is there: another process may be computing it."""
+        found = load_reference(wait_for(self._reference_path))
+        self._phases.over("reference")
+        return found
 
     def steps(
         self,
@@ -126,8 +133,8 @@ class Measurement:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
         """
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
-        # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as there
-        # is time for.
+        # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as
+        # there is time for.
         self._phases.over("model")
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         self._phases.over("tracing")
@@ -143,6 +150,7 @@ class Measurement:
                 parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
                 parts[mode]["memory_peak_bytes"] = self._memory_of(step, batches)  # another mode has none yet
             self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
             self._phases.over("waiting")
             trial.restore()
@@ -315,6 +323,7 @@ class Measurement:
             first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
             trial.timed_steps(1)  # compiled too, where it is another graph than that of the proof's steps
             self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
             self._phases.over("waiting")
             proof = Proof(self.precision)
@@ -394,6 +403,7 @@ class Measurement:
             self._phases.over("waiting")
             first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
             self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
             self._phases.over("waiting")
             trial.restore()

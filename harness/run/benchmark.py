@@ -171,6 +171,36 @@ class RowProgress:
         return self.kept - 1, outcome
 
 
+class References:
+    """The float64 references of `parents`, those that are not there yet: computed while rows start, which wait for theirs.
+
+    Attributes:
+        failed: {CONFIG: what became of one that could not be computed}; a process that waits for it is told by a file beside it.
+    """
+
+    def __init__(self, parents: Iterable["Parent"], bar: Any) -> None:
+        self.failed: dict[str, processes.Outcome] = {}
+        self._bar = bar
+        self._rest = [parent for parent in parents if not parent.reference_path().exists()]
+
+    def next_work(self) -> processes.Work | None:
+        """The process that computes the next one; None: all have been started."""
+        if not self._rest:
+            return None
+        parent = self._rest.pop(0)
+        path = parent.reference_path()
+
+        def ended(outcome: processes.Outcome) -> None:
+            if not path.exists():
+                reason = f"the float64 reference: {(outcome.result or {}).get('error') or outcome.reason}"
+                self.failed[parent.constants["CONFIG"]] = outcome._replace(result=None, reason=reason)
+                path.parent.mkdir(exist_ok=True)
+                path.with_suffix(records.NO_REFERENCE).write_text(reason)
+
+        self._bar.starts("float64 reference")
+        return processes.Work(parent.reference_child(path), ended)
+
+
 def found_no_memory(outcome: processes.Outcome) -> bool:
     """Whether a process failed for want of memory, of the device or of the host."""
     reasons = [outcome.reason, *(part.get("reason", "") for part in (outcome.result or {}).values())]
@@ -334,13 +364,16 @@ class Parent:
         with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar, self._scratch() as scratch:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
             going = {row: RowProgress(done[row], spent[row]) for row in wanted}
-            if wanted and (failed := self._without_reference(bar)):
-                for row in wanted:
-                    self._keep(row, failed, done[row], spent[row])
-                return
+            references = References([self] if wanted else [], bar)
             alone: list[tuple[int, str]] = []  # processes that found too little memory beside others
 
             def next_work() -> processes.Work | None:
+                if work := references.next_work():
+                    return work
+                for row in [*going] if references.failed else ():
+                    if going[row].started == done[row]:
+                        del going[row]
+                        self._keep(row, references.failed[self.constants["CONFIG"]], done[row], spent[row])
                 ready = [row for row in going if going[row].may_start(self.stopping_rule.least)]
                 if not ready:
                     return None
@@ -456,21 +489,9 @@ class Parent:
             environment={"software": self.software[self.benchmark.rows[row].framework], "at_once": self.at_once}, **rest,
         )  # fmt: skip
 
-    def _without_reference(self, bar: Any) -> processes.Outcome | None:
-        """Have the reference computed, where it is not there; what became of that where it is not there even so."""
-        data = self._data()
-        path = self._reference_path(data)
-        if path.exists():
-            return None
-        bar.starts("float64 reference")
-        outcome = self._task("reference", data=data, path=str(path))
-        reason = (outcome.result or {}).get("error") or outcome.reason
-        return None if path.exists() else outcome._replace(result=None, reason=f"the float64 reference: {reason}")
-
     def _job(self, process: int) -> dict[str, Any]:
         """What a row's process is told, besides its row."""
-        data = self._data()
-        return {"process": process, "data": data, "reference": str(self._reference_path(data)),
+        return {"process": process, "data": self._data(), "reference": str(self.reference_path()),
                 "protocol": self.constants, "matmul_flops": self._matmul()}  # fmt: skip
 
     def _data(self) -> dict:
@@ -487,8 +508,16 @@ class Parent:
             self._data_found = {"option": self.options.data, "embedded": embedded, "sha256": facts.get("sha256")}
         return self._data_found
 
-    def _reference_path(self, data: Mapping) -> Path:
+    def reference_child(self, path: Path) -> dict[str, Any]:
+        """The arguments of processes.Child for computing the reference; beside rows that start it has half of the processors."""
+        child = self._child("reference", data=self._data(), path=str(path))
+        if self.at_once > 1:
+            child["env"] |= {"OPENBLAS_NUM_THREADS": str(max(1, machine.physical_cores() // 2))}
+        return child
+
+    def reference_path(self) -> Path:
         """One reference per data and constants that change it: `<out>/references/<benchmark>.<hash of both>.npz`."""
+        data = self._data()
         computed = settings.of(self.constants, Changes.REFERENCE)
         content = json.dumps([REFERENCE, computed, data["sha256"], data["embedded"]], sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()[:16]

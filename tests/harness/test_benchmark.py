@@ -196,6 +196,26 @@ def test_a_failing_reference_fails_the_rows_with_its_reason(stub):
     stub.script.write_text(text)
     assert stub.main("--rows=first") == 1
     assert stub.record("first")["reason"].startswith("the float64 reference: ValueError: no such layer; see logs/")
+    assert not any(line.startswith("first") for line in stub.starts()), "no process was started to find nothing"
+
+
+def test_rows_start_beside_the_reference_and_wait_for_it(stub):
+    text = stub.script.read_text()
+    text = text.replace('note("reference")', 'time.sleep(3)\n    note("reference")')
+    stub.script.write_text(
+        text.replace("job, data, _, framework, turns: S", "job, data, _, framework, turns: wait(job) or S")
+    )
+    wait = "\n\ndef wait(job):\n    from harness.measure.references import wait_for\n\n"
+    wait += "    note('waits')\n    wait_for(Path(job['reference']))\n"
+    stub.script.write_text(stub.script.read_text().replace("\n\nBENCHMARK =", f"{wait}\n\nBENCHMARK =", 1))
+    assert stub.main("--at-once=3") == 0
+    rows = [line for line in stub.starts() if line != "data"]
+    assert rows.index("waits") < rows.index("reference") < rows.index("first 0")
+    stub.script.write_text(stub.script.read_text().replace("time.sleep(3)", "time.sleep(3); 1 / 0"))
+    assert stub.main("--at-once=3", "--units=32") == 1
+    assert "waits" in stub.starts()
+    for row in ("first", "second"):
+        assert stub.record(row)["reason"].startswith("the float64 reference: ZeroDivisionError: division by zero")
 
 
 def test_a_mode_that_fails_later_loses_its_times_and_the_others_say_why_they_stopped(stub):
