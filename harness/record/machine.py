@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.record.frameworks import FRAMEWORKS
+
 PROJECT = Path(__file__).resolve().parents[2]
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
-            "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
+PACKAGES = (*(package for framework in FRAMEWORKS.values() for package in framework.packages), "keras", "numpy", "pandas",
+            "tabulate", "tqdm", "matplotlib", "nvidia-ml-py", "psutil", "py-cpuinfo", "scikit-learn")  # fmt: skip
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
 # those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
     r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|PYTHON|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
-    r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
+    rf"(({'|'.join(sorted({prefix for f in FRAMEWORKS.values() for prefix in f.prefixes} - {'TF_'}))})\w+"
+    r"|(CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )

@@ -248,7 +248,7 @@ def test_a_mode_that_fails_later_loses_its_times_and_the_others_say_why_they_sto
     assert stub.record("first", "forward")["notes"] == [], "it has all of its processes"
 
 
-def test_a_process_that_crashes_behind_its_result_keeps_it_and_says_so(stub):
+def test_a_process_that_crashes_after_its_result_keeps_it_and_says_so(stub):
     text = stub.script.read_text()
     end = "    sys.exit(benchmark.main(BENCHMARK))"
     assert text.count(end) == 1

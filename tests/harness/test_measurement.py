@@ -58,7 +58,7 @@ def test_warm_up_of_a_process_comes_into_its_record(measured):
     assert schema.validate(record, "x.json")["warmup"] == [warmup]
 
 
-def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
+def test_gpu_is_looked_at_right_after_the_timed_blocks(measured):
     (part, _), happened = measured
     assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
     assert happened[0] == happened[-1] == "state"

@@ -225,7 +225,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_left_behind(run, monkeypat
         ("sys.exit(0)", ""),
     ],
 )
-def test_a_crash_behind_the_result_keeps_it_with_a_note(run, ends, note):
+def test_a_crash_after_the_result_keeps_it_with_a_note(run, ends, note):
     outcome = run(f"processes.write_result(job, {{'a': 1}}); {ends}")
     assert (outcome.result, outcome.reason, outcome.note) == ({"a": 1}, "", note)
 
