@@ -62,7 +62,7 @@ def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
     Args:
         framework: of FRAMEWORKS; ValueError for another.
         device: "gpu" or "cpu".
-        precision: "fp32", "tf32" or "fp16".
+        precision: "fp32", "tf32", "fp16" or "bf16".
         threads: of the operators on a CPU; the number of physical cores.
     """
     if framework not in FRAMEWORKS:

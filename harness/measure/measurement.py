@@ -493,12 +493,12 @@ def handed_to_fit(trial: Any, batch_size: int) -> int:
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
+    Random numbers, since zeros draw less power and run faster. In 16 bits where the runtime says fp16 or bf16. TensorFlow's product is the
     measure for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 
-    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    dtype = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(runtime.precision, tf.float32)
     a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
 
     def products():
