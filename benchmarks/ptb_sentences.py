@@ -67,7 +67,10 @@ def expected_ops(c):
     return {"ops": {f"loop:{rows.MATMUL}": c.NUM_LAYERS}, "not_ops": rows.CUDNN_OP}
 
 
-ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops) for row, (what, _, _) in WAYS.items()}
+ROWS_TABLE = {
+    row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16)
+    for row, (what, _, _) in WAYS.items()
+}
 
 
 def load(c, location):

@@ -16,7 +16,12 @@ from harness.errors import UserError
 from harness.frameworks import cuda_libraries
 from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
 
-MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest", "bf16": "highest"}  # of float32 products
+MATMUL_PRECISION = {
+    "fp32": "highest",
+    "tf32": "tensorfloat32",
+    "fp16": "highest",
+    "bf16": "highest",
+}  # of float32 products
 
 # In the text of a compiled program: the head of a computation, an instruction with its opcode after a type, and its references.
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")

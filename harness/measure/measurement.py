@@ -493,8 +493,8 @@ def handed_to_fit(trial: Any, batch_size: int) -> int:
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. In 16 bits where the runtime says fp16 or bf16. TensorFlow's product is the
-    measure for every row, whatever its framework, so that their shares are of one number.
+    Random numbers, since zeros draw less power and run faster. In 16 bits at fp16 and bf16. TensorFlow's product is the measure
+    for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 

@@ -71,7 +71,7 @@ LIMITS = {
     "fp32": Limit(outputs=2e-5, gradients=2e-4, update=2e-3, loss=1e-5),
     "tf32": Limit(outputs=5e-3, gradients=1e-2, update=5e-2, loss=5e-4, outputs_at_least=5e-5),
     "fp16": Limit(outputs=1e-2, gradients=6e-2, update=0.5, loss=1e-3),
-    "bf16": Limit(outputs=8e-2, gradients=0.4, update=0.5, loss=8e-3),
+    "bf16": Limit(outputs=8e-2, gradients=0.2, update=0.5, loss=5e-3),
 }
 
 

@@ -13,7 +13,11 @@ from models import trial
 from models.cudnn.graph_difference import graph_difference
 from models.weights import layouts
 
-POLICIES = {p: "float32" for p in ("fp32", "tf32")} | {"fp16": "mixed_float16", "bf16": "mixed_bfloat16", "fp64": "float64"}
+POLICIES = {p: "float32" for p in ("fp32", "tf32")} | {
+    "fp16": "mixed_float16",
+    "bf16": "mixed_bfloat16",
+    "fp64": "float64",
+}
 
 
 @keras.saving.register_keras_serializable("lstm_benchmarks")

@@ -166,7 +166,8 @@ class TorchClassifier(trial.ClassifierTrial):
         return self.masters
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy().copy()
+        tensor = tensor.detach().cpu()  # NumPy has no bfloat16
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
     def _set_start(self, arrays):
         for start, array in zip(self._start, arrays, strict=True):
@@ -236,7 +237,9 @@ class TorchClassifier(trial.ClassifierTrial):
     def _train_step(self, index: Tensor) -> Tensor:
         x, y = self._x.index_select(1, index), self._y.index_select(0, index)
         loss, correct, _ = self._network_of(x, y, True)
-        gradients = list(torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters))
+        gradients = list(
+            torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
+        )
         with torch.no_grad():
             self._loss_sum.add_(loss.detach())
             self._correct.add_(correct)

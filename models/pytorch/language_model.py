@@ -144,7 +144,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         return moments and (self.optimizer.iterations, *moments)
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy().copy()
+        tensor = tensor.detach().cpu()  # NumPy has no bfloat16
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
     def stacked(self, losses: Sequence[Tensor]) -> np.ndarray:
         return self.numpy(torch.stack(losses))
@@ -218,7 +219,9 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     def _train_step(self, tokens, targets, states):
         loss, _, _, final_states = self._loss_of(tokens, targets, states, True)
-        gradients = list(torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters))
+        gradients = list(
+            torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
+        )
         with torch.no_grad():
             self._update(gradients)
             return loss.detach(), tuple(state.detach() for state in final_states)

@@ -9,7 +9,11 @@ import tensorflow as tf
 from models.weights import layouts
 
 HALVES = ("float16", "bfloat16")
-POLICIES = {"float32": "float32", "float64": "float64", **{half: f"mixed_{half}" for half in HALVES}}  # Keras', by dtype
+POLICIES = {
+    "float32": "float32",
+    "float64": "float64",
+    **{half: f"mixed_{half}" for half in HALVES},
+}  # Keras', by dtype
 State = tuple[tf.Tensor, tf.Tensor]  # (h, c), each [batch, units]
 
 

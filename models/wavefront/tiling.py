@@ -106,8 +106,9 @@ def fitting(work: Work, chip: Chip) -> Tiling:
         if (tiling := best_tiling(work._replace(backward=backward), chip)) is None:
             dropout = "with recurrent dropout " if work.recurrent_dropout else ""
             raise ValueError(
-                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such a "
-                f"step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' (lstm_stack)"
+                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
+                f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' "
+                "(lstm_stack)"
             )
     return tiling
 

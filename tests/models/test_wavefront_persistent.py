@@ -276,7 +276,7 @@ def test_kernels_of_the_published_shapes_compile():
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     for work in works():
         tiling = best_tiling(work, H200)
-        if tiling is None:
+        if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
         defines = wavefront_tiling.defines(work, 9, tiling)
         code = nvrtc.ptx(persistent.SOURCE.read_text(), defines, H200.capability)
