@@ -327,7 +327,8 @@ class Measurement:
             proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
-            if self._holds_more and not self.process and not proof.failures:
+            told = fits.tells_steps(self.precision, batch_size)
+            if self._holds_more and not self.process and not proof.failures and told:
                 proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
