@@ -338,7 +338,8 @@ class Measurement:
             proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
-            if self._holds_more and not self.process and not proof.failures:
+            told = fits.tells_steps(self.precision, batch_size)
+            if self._holds_more and not self.process and not proof.failures and told:
                 proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
@@ -513,12 +514,12 @@ def handed_to_fit(trial: Any, batch_size: int) -> int:
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
-    measure for every row, whatever its framework, so that their shares are of one number.
+    Random numbers, since zeros draw less power and run faster. In 16 bits at fp16 and bf16. TensorFlow's product is the measure
+    for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 
-    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    dtype = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(runtime.precision, tf.float32)
     a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
 
     def products():

@@ -88,7 +88,7 @@ LIMITS = {
     "CONFIG": Limit(str, example="small"),
     "ROWS": Limit(str, example="keras,keras_cudnn"),
     "AXES": Limit(str, example='"units=64,128 batch=1,32"'),
-    "PRECISION": Limit(str, choices=("fp32", "tf32", "fp16")),
+    "PRECISION": Limit(str, choices=("fp32", "tf32", "fp16", "bf16")),
     "SEED": Limit(int, low=0, high=2**32 - 1, example=1),
     # networks
     "UNITS": _count(256),

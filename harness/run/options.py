@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from harness.errors import UserError
 from harness.run.limits import LIMITS, Limit, Percentage, known_limit
 
-NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32 or fp16 with --device=cpu"
+NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32, fp16 or bf16 with --device=cpu"
 FLAGS = {
     "help": "print this text",
     "list": "print the names of the rows",

@@ -23,8 +23,8 @@ def refusal(capfd, status: int) -> str:
     [
         ("--units=0", ["--units=0", "at least 1", "256"]),
         ("--units=many", ["--units=many", "an integer"]),
-        ("--precision=int8", ["--precision=int8", "fp32, tf32, fp16"]),
-        ("--precision=tf32", ["--precision=tf32", "fp32 or fp16"]),
+        ("--precision=int8", ["--precision=int8", "fp32, tf32, fp16, bf16"]),
+        ("--precision=tf32", ["--precision=tf32", "fp32, fp16 or bf16"]),
         ("--rows=frist", ["--rows=frist", "did you mean first?"]),
         ("--rows=,", ["--rows=,", "expected all or names"]),
         ("--config=huge", ["--config=huge", "small, large"]),

@@ -147,7 +147,7 @@ def test_order_of_only_is_the_suites(scripts):
         (["--unitz=3"], ["--unitz", "--units"]),
         (["--units=0"], ["--units=0", "at least 1"]),
         (["--units"], ["--units", "missing"]),
-        (["--precision=int8"], ["int8", "fp32, tf32, fp16"]),
+        (["--precision=int8"], ["int8", "fp32, tf32, fp16, bf16"]),
         (["--config=huge"], ["huge", "small", "large", "only"]),
         (["--config=small", "--only=mnist"], ["--config=small", "ptb"]),
         (["--noise=1", "--only=mnist,ptb"], ["--noise", "synthetic"]),
