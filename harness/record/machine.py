@@ -100,6 +100,50 @@ def gpu_name() -> str | None:
         return _text(_asked(nvml.nvmlDeviceGetName, gpu)) if nvml else None
 
 
+def visible_gpus() -> list[str]:
+    """Of each GPU that gpu_count counts, what CUDA_VISIBLE_DEVICES calls it: its number, or what that variable has."""
+    with _nvml() as nvml:
+        count = _visible(nvml) if nvml else 0
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(k) for k in range(count)] if named is None else [name.strip() for name in named.split(",")]
+    return [name for name in names if name not in HIDDEN][:count]
+
+
+def _handle(nvml, name: str) -> Any:
+    query = nvml.nvmlDeviceGetHandleByIndex if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID
+    return _asked(query, int(name) if name.isdecimal() else name)
+
+
+def gpus() -> list[dict]:
+    """{"name", "bytes"} of every visible GPU; None for what NVML does not know."""
+    found, names = [], visible_gpus()
+    with _nvml() as nvml:
+        for name in names if nvml else ():
+            gpu = _handle(nvml, name)
+            memory = gpu is not None and _asked(nvml.nvmlDeviceGetMemoryInfo, gpu)
+            kind = gpu is not None and _asked(nvml.nvmlDeviceGetName, gpu)
+            found.append({"name": _text(kind) or None, "bytes": int(memory.total) if memory else None})
+    return found
+
+
+def gpu_link(names: list[str] | None = None) -> str | None:
+    """How GPUs of this host are linked: "NVLink" where each reaches each other by it, else "PCIe"; None for fewer than two.
+
+    names: as of visible_gpus; None: those.
+    """
+    names = visible_gpus() if names is None else names
+    if len(names) < 2:
+        return None
+    with _nvml() as nvml:
+        found = [_handle(nvml, name) for name in names] if nvml else []
+        if len(found) < 2 or None in found:
+            return None
+        capability = nvml.NVML_P2P_CAPS_INDEX_NVLINK
+        pairs = [(a, b) for k, a in enumerate(found) for b in found[k + 1 :]]
+        status = [_asked(nvml.nvmlDeviceGetP2PStatus, a, b, capability) for a, b in pairs]
+        return "NVLink" if all(one == nvml.NVML_P2P_STATUS_OK for one in status) else "PCIe"
+
+
 RUN = "LSTM_BENCH_RUN"  # environment variable of a run's processes: the number of the process that started them
 
 
