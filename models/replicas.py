@@ -1,8 +1,9 @@
 """A language model that is one of several replicas, as the proof needs it: together they train one batch.
 
-Each replica has an equal part of every batch's sequences, and of the states. The mean of the replicas' gradients is that of the whole
-batch, since every sequence has as many steps. What is held to the reference of the whole batch is joined here from all replicas;
-weights and gradients are each replica's own. NumPy only; a framework's class comes after `Replica` in the order of methods.
+Each replica has an equal part of every batch's sequences, and of the states. The mean of the replicas' gradients is that of the
+whole batch, since every sequence has as many steps. What is held to the reference of the whole batch is joined here from all
+replicas; weights and gradients are each replica's own. NumPy only; a framework's class comes after `Replica` in the order of
+methods.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""The workers of one row, a process for each GPU: what each has found, told to all others, beside the frameworks' own collectives.
+"""The workers of one row, a process for each GPU: what each has found, told to all others, beside the frameworks' collectives.
 
-Every worker goes through the same calls in the same order. The first one listens; the others connect to it. What is told goes over
-plain sockets as JSON and NumPy's own format. In a file that the parent reads (harness/run/workers.py) each worker counts the calls
-that it has come to, so that of those that hang one is known which the others wait for.
+Every worker goes through the same calls in the same order. The first one listens; the others connect to it. What is told goes
+over plain sockets as JSON and NumPy's own format. In a file that the parent reads (harness/run/workers.py) each worker counts the
+calls that it has come to, so that of those that hang it is known which one the others wait for.
 """
 
 import io
@@ -22,7 +22,10 @@ from harness.errors import CrashError
 JOIN_S = 50.0  # in which all workers have to have joined once the first one listens
 RETRY_S = 0.2
 LARGEST = 2**33  # bytes of one message
-BEATS = struct.Struct("qq")  # calls that a worker has come to; whether it only takes steps, each of which is short
+BEATS = struct.Struct("qq")  # calls that a worker has come to; its stage
+STARTS, WORKS, STEPS = range(
+    3
+)  # stages: it imports and reads; it may compile; it only takes steps, each of which is short
 
 
 class Beats:
@@ -32,7 +35,7 @@ class Beats:
     """
 
     def __init__(self, path: str | None) -> None:
-        self.count, self.steps_alone, self._map = 0, False, None
+        self.count, self.stage, self._map = 0, STARTS, None
         if path:
             with Path(path).open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), BEATS.size)
@@ -41,7 +44,7 @@ class Beats:
         """The worker has come to its next call."""
         self.count += 1
         if self._map is not None:
-            BEATS.pack_into(self._map, 0, self.count, self.steps_alone)
+            BEATS.pack_into(self._map, 0, self.count, self.stage)
 
 
 class Group:
@@ -72,6 +75,7 @@ class Group:
         self.rank, self.size, self.hosts, self._limit_s = rank, size, list(hosts), limit_s
         self._beats = beats or Beats(None)
         self._others: dict[int, socket.socket] = {}
+        self.beat()
         if size > 1:
             self._listen(address, token) if rank == 0 else self._connect(address, token)
         self.beat()
@@ -93,9 +97,9 @@ class Group:
         """This worker has come to its next call."""
         self._beats.beat()
 
-    def takes_steps_alone(self, steps_alone: bool) -> None:
-        """Whether from here on this worker only takes steps: then one that does not get on hangs, even where it is busy."""
-        self._beats.steps_alone = steps_alone
+    def at(self, stage: int) -> None:
+        """From here on this worker is at that stage."""
+        self._beats.stage = stage
         self.beat()
 
     def gather(self, array: Any) -> list[np.ndarray]:

@@ -1,16 +1,18 @@
 """A row whose replicas train together: every worker goes through the way of one row (measurement.py), in step with all others.
 
-What a worker decides by its own clock all of them have to decide alike, or they wait for each other for ever. So the first worker's
-times count; a row fails in all workers where it fails in one; and a block took as long as it did where it took longest. After the
-timed blocks every replica's weights have to be the same, bit by bit.
+What a worker decides by its own clock all of them have to decide alike, or they wait for each other for ever. So the first
+worker's times count; a row fails in all workers where it fails in one; and a block took as long as it did where it took longest.
+After the timed blocks every replica's weights have to be the same, bit by bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from harness.frameworks import cuda_libraries
 from harness.frameworks.profiles import COMMUNICATION
-from harness.measure.group import Group
+from harness.measure.group import STEPS, WORKS, Group
 from harness.measure.measurement import Measurement, digest
 from harness.measure.proof import Proof
 from harness.record import machine
@@ -31,6 +33,7 @@ class ReplicatedMeasurement(Measurement):
 
     def steps(self, trial: Any, *arguments: Any) -> dict[str, dict]:
         """As of Measurement, of one mode, "train"; the part says what the replicas are."""
+        self.group.at(WORKS)
         parts = super().steps(trial, *arguments, utilisation=False)
         for part in parts.values():
             part["replicas"] = self._about(part.pop("communication_ms", None))
@@ -74,9 +77,9 @@ class ReplicatedMeasurement(Measurement):
         return proof, {**profile, "launches": self._agree(profile["launches"])}
 
     def _time(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> tuple[dict, int]:
-        self.group.takes_steps_alone(True)
+        self.group.at(STEPS)
         times, size = super()._time(trial, mode, proof, *arguments)
-        self.group.takes_steps_alone(False)
+        self.group.at(WORKS)
         times["blocks_ms"] = [max(block) for block in zip(*self.group.told(times["blocks_ms"]), strict=True)]
         if self.device == "gpu":
             times["communication_ms"] = self._communication_ms

@@ -30,6 +30,10 @@ LAYOUT_OPTIONAL: Rules = {
     "headline": ("an object", lambda value: isinstance(value, dict | None)),
     "ours": ("a list of texts", _texts),
     "axes": ("a list", _list),
+    "replicas": (
+        "an object with the mode of its records",
+        lambda value: isinstance(value, dict) and value.get("mode") in schema.MODES,
+    ),
 }
 TABLE: Rules = {
     "title": _TEXT,

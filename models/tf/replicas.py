@@ -36,7 +36,7 @@ def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
 
 
 def multi_worker(replicas: int, device: str) -> tf.distribute.Strategy:
-    """tf.distribute.MultiWorkerMirroredStrategy of the processes that TF_CONFIG names, a device each; before anything else runs."""
+    """tf.distribute.MultiWorkerMirroredStrategy of the processes that TF_CONFIG names, a device each; made as early."""
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=kinds.NCCL if device == "gpu" else kinds.RING, timeout_seconds=TIMEOUT_S
