@@ -1,4 +1,4 @@
-"""A stand-in for a script whose rows run in several workers, without a framework; a row's name says what becomes of the second."""
+"""A stand-in for a script whose rows run in several workers, without a framework: its name says what becomes of the second."""
 
 import os
 import signal
