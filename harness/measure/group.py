@@ -1,50 +1,25 @@
 """The workers of one row, a process for each GPU: what each has found, told to all others, beside the frameworks' collectives.
 
 Every worker goes through the same calls in the same order. The first one listens; the others connect to it. What is told goes
-over plain sockets as JSON and NumPy's own format. In a file that the parent reads (harness/run/workers.py) each worker counts the
-calls that it has come to, so that of those that hang it is known which one the others wait for.
+over plain sockets as JSON and NumPy's own format.
 """
 
 import io
 import json
-import mmap
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.errors import CrashError
+from harness.measure.beats import Beats
 
 JOIN_S = 50.0  # in which all workers have to have joined once the first one listens
 RETRY_S = 0.2
 LARGEST = 2**33  # bytes of one message
-BEATS = struct.Struct("qq")  # calls that a worker has come to; its stage
-STARTS, WORKS, STEPS = range(
-    3
-)  # stages: it imports and reads; it may compile; it only takes steps, each of which is short
-
-
-class Beats:
-    """Where a worker is, in a file that its parent reads.
-
-    path: of the file, which is there already; None: nobody reads.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self.count, self.stage, self._map = 0, STARTS, None
-        if path:
-            with Path(path).open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), BEATS.size)
-
-    def beat(self) -> None:
-        """The worker has come to its next call."""
-        self.count += 1
-        if self._map is not None:
-            BEATS.pack_into(self._map, 0, self.count, self.stage)
 
 
 class Group:

@@ -12,7 +12,8 @@ import numpy as np
 
 from harness.frameworks import cuda_libraries
 from harness.frameworks.profiles import COMMUNICATION
-from harness.measure.group import STEPS, WORKS, Group
+from harness.measure.beats import STEPS, WORKS
+from harness.measure.group import Group
 from harness.measure.measurement import Measurement, digest
 from harness.measure.proof import Proof
 from harness.record import machine
@@ -27,7 +28,7 @@ class ReplicatedMeasurement(Measurement):
     """
 
     def __init__(self, job: Mapping[str, Any], *arguments: Any) -> None:
-        self.gpus = job["replicas"]["gpus"]
+        self.gpus, self._link = job["replicas"]["gpus"], job["replicas"]["link"]
         self.group = Group.of_job(job)
         super().__init__(job, *arguments)
 
@@ -42,13 +43,13 @@ class ReplicatedMeasurement(Measurement):
     def _about(self, communication_ms: float | None) -> dict[str, Any]:
         """Of the record: every GPU, how they are linked, the library that adds up, and the hosts."""
         found = machine.gpus() if self.device == "gpu" else []
-        everywhere = self.group.told({"gpus": [gpu["name"] for gpu in found], "link": machine.gpu_link()})
+        everywhere = self.group.told([gpu["name"] or "unknown" for gpu in found])
         return {
             "gpus": self.gpus,
             "workers": self.group.size,
             "hosts": self.group.hosts,
-            "names": [name for own in everywhere for name in own["gpus"]],
-            "link": next((own["link"] for own in everywhere if own["link"]), None),
+            "names": [name for own in everywhere for name in own],
+            "link": self._link,
             "nccl": cuda_libraries.nccl() if self.device == "gpu" else None,
             "communication_ms": communication_ms,
         }

@@ -1,6 +1,7 @@
 """Tables of a benchmark whose rows train on several devices: how the throughput of each row grows with their number.
 
-A layout's "replicas" is {"mode"}. The records of such a script are of the configs <config>-1, <config>-weak_<n> and
+A layout's "replicas" is {"mode", "published": [{"row", "description", "reason", "config", "gpus", "words", "speedup"}]}. The
+records of such a script are of the configs <config>-1, <config>-weak_<n> and
 <config>-strong_<n>, and their constant GPUS is n. Each config makes a table of weak and one of strong scaling, with a line for
 each row and number of devices, from the records alone.
 """
@@ -54,18 +55,12 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
     ones = {record["row"]: record for record in present if record["config"]["GPUS"] == 1}
     lines = [_line(layout, record, ones.get(record["row"]), notes) for record in present]
     device, precision = rows[0]["device"], rows[0]["precision"]
-    names = {record["config"]["CONFIG"] for record in rows}
-    extra = [
-        row
-        for row in layout.get("extra_rows", [])
-        if row.get("config") in names and row.get("device", device) == device
-    ]
+    published = layout["replicas"].get("published", [])
+    extra = [row for row in published if (row["config"], scaling, device) == (config, "weak", "gpu")]
     for row in extra:
-        figures = [row["published"].get(name) for name in ("P40 (words/s)", "P40 (speedup)")]
-        cells = [cell(figures[0], ",.0f"), cell(figures[1], ".1f")]
-        lines.append(
-            [ours(row["row"]), ours(row.get("description", "")), "2", *[NONE] * 5, *cells, ours(row["reason"])]
-        )
+        figures = [cell(row["words"], ",.0f"), cell(row["speedup"], ".1f")]
+        own = [ours(row["row"]), ours(row["description"]), str(row["gpus"]), *[NONE] * 5]
+        lines.append([*own, *figures, ours(row["reason"])])
     if not extra:
         lines = [[*line[:8], line[-1]] for line in lines]
     headings = HEADINGS if extra else [*HEADINGS[:8], HEADINGS[-1]]

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.record import machine
 from harness.run import options
 from harness.run.options import Constant, Header, Options
 
 SCRIPTS = ("mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic")  # in the order in which they run
+SEVERAL_GPUS = "multi_gpu"  # the last one, where more than one GPU is visible or --only names it
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
@@ -44,7 +46,8 @@ def read_headers(folder: Path) -> dict[str, Header]:
     missing = [name for name in SCRIPTS if not (folder / f"{name}.py").is_file()]
     if missing:
         raise UserError(f"{folder}: {missing[0]}.py is missing; restore it from the repository")
-    return {name: options.read_header(folder / f"{name}.py") for name in SCRIPTS}
+    more = [SEVERAL_GPUS] if (folder / f"{SEVERAL_GPUS}.py").is_file() else []
+    return {name: options.read_header(folder / f"{name}.py") for name in (*SCRIPTS, *more)}
 
 
 def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, list[str]]:
@@ -60,7 +63,9 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
+    several = found.device != "cpu" and machine.gpu_count() > 1
+    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or several)
+    chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [
             script for script in headers if name in headers[script].constants or name in SCRIPT_FLAGS.get(script, {})

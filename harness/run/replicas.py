@@ -133,7 +133,7 @@ class Parent(sweep.Sweep):
         child = point.parent._child("row", row=row, **point.parent._job(number))
         if self.device == "cpu" and self.benchmark.rows[row].framework == "jax" and count < gpus:
             child["env"] = {**child["env"], "XLA_FLAGS": f"--xla_force_host_platform_device_count={gpus}"}
-        return workers.run(child, where, gpus)
+        return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
 
 
 def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import CrashError
-from harness.measure.group import BEATS, STARTS, STEPS
+from harness.measure.beats import BEATS, STARTS, STEPS
 from harness.run.processes import Child, Outcome
 
 HANG_S = 45.0  # without getting on, before a worker is said to hang
@@ -122,13 +122,14 @@ def hanging(workers: Sequence[Any], hang_s: float) -> list[Any]:
     return last
 
 
-def run(child: Mapping[str, Any], where: Sequence[Place], replicas: int) -> Outcome:
+def run(child: Mapping[str, Any], where: Sequence[Place], replicas: int, link: str | None = None) -> Outcome:
     """Run a row's workers to their end; what the first one's result is, or the reason for which a worker has none.
 
     Args:
         child: arguments of processes.Child for a worker; each gets an environment and a log of its own.
         where: of each worker.
         replicas: over how many devices they train together.
+        link: how these are linked, for the record.
     """
     hosts = [place.host for place in where]
     names = [f"worker {rank} of {len(where)} ({host})" for rank, host in enumerate(hosts)]
@@ -139,6 +140,7 @@ def run(child: Mapping[str, Any], where: Sequence[Place], replicas: int) -> Outc
         "address": [hosts[0], ports[-2]],
         "token": secrets.token_hex(),
         "gpus": replicas,
+        "link": link,
     }
     log: Path = child["log"]
     workers: list[_Worker] = []

@@ -45,7 +45,7 @@ def reference(c, data):
 
 
 def run_row(row, c, measurement):
-    from harness.measure.group import STEPS
+    from harness.measure.beats import STEPS
 
     group = measurement.group
     second = group.rank == 1 and not (HERE / "repaired").exists()

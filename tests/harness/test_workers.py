@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from harness.measure.group import STARTS, STEPS, WORKS
+from harness.measure.beats import STARTS, STEPS, WORKS
 from harness.record import machine, records
 from harness.run import replicas, workers
 
