@@ -14,12 +14,13 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 TREES = ("models", "harness", "benchmarks")
 NAME = re.compile(rf"({'|'.join(TREES)})(\.\w+)+\.?")  # of a module, or how one begins
-NETWORKS = {"models.weights", "models.reference", "models.trial", "models.wavefront", "models.cudnn"}
+NETWORKS = {"models.weights", "models.reference", "models.trial", "models.replicas", "models.wavefront", "models.cudnn"}
 ALLOWED = {
     "models.wavefront": set(),
     "models.weights": set(),
     "models.reference": {"models.weights"},
     "models.trial": {"models.weights", "models.reference"},
+    "models.replicas": {"models.trial", "models.reference"},
     "models.cudnn": {"models.weights", "models.wavefront"},
     **dict.fromkeys(("models.tf", "models.pytorch", "models.jax", "models.keras"), NETWORKS),
     "models.rows": {"models.tf", "models.pytorch", "models.jax", "models.keras"},  # LAZY

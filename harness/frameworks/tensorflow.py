@@ -1,6 +1,7 @@
 """TensorFlow as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
 
 import glob
+import json
 import os
 import re
 import subprocess
@@ -59,8 +60,15 @@ class TensorFlowRuntime:
         keras.utils.set_random_seed(seed)
 
     def sync(self) -> None:
-        """Return once everything launched on the device has ended."""
-        self._tf.test.experimental.sync_devices()
+        """Return once everything launched on the device has ended; of several processes of tf.distribute, on this one's."""
+        task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task")
+        if task is None:
+            self._tf.test.experimental.sync_devices()
+            return
+        names = [device.name for device in self._tf.config.list_logical_devices()]
+        for name in [name for name in names if "/task:" not in name or f"/task:{task['index']}/" in name]:
+            with self._tf.device(name):
+                self._tf.raw_ops.SyncDevice()
 
     def on_device(self, tensor: object) -> bool:
         """Whether reading this one makes the host wait; on a CPU all but int32, which TensorFlow keeps on the host everywhere."""

@@ -451,11 +451,11 @@ class Parent:
             raise UserError(
                 f"--gpus={count}: {len(found)} visible; expected a number up to that, see CUDA_VISIBLE_DEVICES"
             )
-        kinds = list(dict.fromkeys(kind for _, kind in found[:count]))
+        kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
         if len(kinds) > 1:
             one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"
             raise UserError(f"--gpus={count}: {' and '.join(kinds)}: a table is of one kind of GPU; {one}")
-        return [uuid for uuid, _ in found[:count]]
+        return [gpu.uuid for gpu in found[:count]]
 
     def _gpu_of(self, row: str) -> str | None:
         """All processes of a row are on one GPU."""

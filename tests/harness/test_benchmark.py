@@ -67,7 +67,7 @@ def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_find
 
 def test_rows_are_spread_over_the_gpus_and_each_stays_on_one(stub, monkeypatch):
     monkeypatch.setattr(machine, "gpu_count", lambda: 2)
-    monkeypatch.setattr(machine, "gpus", lambda: [("GPU-a", "H200"), ("GPU-b", "H200")])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "H200"), machine.Gpu("GPU-b", "H200")])
     text = stub.script.read_text().replace('"syncs": None', '"syncs": 1')
     noted = "note(row + ' on ' + os.environ['CUDA_VISIBLE_DEVICES']); note(f\"{row} {m"
     stub.script.write_text(text.replace('note(f"{row} {m', noted))
