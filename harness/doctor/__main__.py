@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--batch-size", type=positive, metavar="N", help="sequences, where the model leaves it open (32)")
-    add("--time-steps", type=positive, metavar="N", default=50, help="steps, where the model leaves them open (50)")
+    add("--time-steps", type=positive, metavar="N", help="steps, where the model leaves them open (50)")
     add(
         "--input-shape", action="append", default=[], metavar="[NAME=]N,N", help="of an input, without the batch's size"
     )
@@ -143,12 +143,17 @@ def _child(options: argparse.Namespace, log: Path, job: dict[str, Any]) -> dict[
     )
     if outcome.result is not None:
         return outcome.result
-    return {"error": outcome.reason.replace("(ROW_LIMIT_S)", "(--limit-s)"), "died": True}
+    reason = outcome.reason.replace("(ROW_LIMIT_S)", "(--limit-s)")
+    if "SIGILL" in reason:
+        reason += (
+            f": an instruction that this CPU lacks; try another dtype policy, or {bf16.VARIABLE}={bf16.BELOW_AMX[-1]}"
+        )
+    return {"error": reason, "died": True}
 
 
 def _is_wrong_input(found: dict[str, Any]) -> bool:
     """A model that cannot be run here as it was asked for: not a failure of the doctor's own."""
-    return True if found.get("wrong_input") or "died" in found else "out of memory" in found["error"]
+    return bool(found.get("wrong_input") or found.get("died")) or "out of memory" in found["error"]
 
 
 def _wanted(tried: str, names: Sequence[str]) -> list[str]:
@@ -167,6 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, CrashError) else 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

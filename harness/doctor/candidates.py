@@ -11,10 +11,11 @@ from typing import Any
 import keras
 
 from harness.doctor import layers
-from harness.doctor.stacks import Run, chain_of, convertible, is_graph, replace, with_stacks
+from harness.doctor.stacks import Run, chain_of, convertible, in_chains, inner, is_graph, replace, with_stacks
 from models.wavefront import CompiledLoop, convert
 
 WITH_CUDNN = keras.layers.LSTM | keras.layers.GRU
+NESTED = "XLA does not compile the gradient of a loop of Keras' own layers within its loop"
 CELLS = {"LSTMCell": keras.layers.LSTM, "GRUCell": keras.layers.GRU, "SimpleRNNCell": keras.layers.SimpleRNN}
 
 
@@ -48,36 +49,51 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
     recurrent = list(_keras_layers(model))
     runs, not_tried = convertible(model, "lstm")
     not_tried = [f"WavefrontLSTM for {reason}" for reason in not_tried]
+    known = in_chains(model)
+    not_tried += [
+        f"WavefrontLSTM for {each.place}: within another layer, or called with an initial state"
+        for each in layers.recurrent(model)
+        if isinstance(each.layer, keras.layers.LSTM)
+        and id(each.layer) not in known
+        and each.layer.name not in str(not_tried)
+    ]
     found = [*_of_settings(model, recurrent, gpu)]
     if (model.steps_per_execution or 1) < per_call:
         found.append(Candidate(f"steps_per_execution={per_call}", f"`fit` runs {per_call} steps in one call", [],
                                compiled={"steps_per_execution": per_call}, training=True))  # fmt: skip
     if gpu and (every := convertible(model)[0]):
         found.append(Candidate("cuDNN stack", "each chain in one call of cuDNN: CudnnLSTMLayer and its family",
-                               _stack_code(every, "models.cudnn.convert"), _cudnn, {"jit_compile": False}))  # fmt: skip
+                               _stack_code(model, every, "models.cudnn.convert"), _cudnn, {"jit_compile": False}))  # fmt: skip
     if runs:
         most = max(len(run.layers) for run in runs)
         what = f"one layer for {most} LSTM layers, under XLA" if most > 1 else "in the place of each LSTM, under XLA"
-        code = _stack_code(runs, "wavefront_lstm")
+        code = _stack_code(model, runs, "wavefront_lstm")
         found.append(Candidate("WavefrontLSTM", what, code, _wavefront, {"jit_compile": True}))
         if gpu:
-            code = _stack_code(runs, "wavefront_lstm", 'implementation="persistent"')
+            code = _stack_code(model, runs, "wavefront_lstm", 'implementation="persistent"')
             found.append(Candidate("WavefrontLSTM, persistent", f"{what}, as two CUDA kernels", code, _persistent,
                                    {"jit_compile": True}))  # fmt: skip
+    converted = {id(inner(layer)) for run in runs for layer in run.layers}
+    loops = [
+        each for each in recurrent if not each.unroll and not each.go_backwards
+    ]  # of a Bidirectional the forward one
     if chain_of(model) is None:
         not_tried.append("CompiledLoop: it is a keras.Sequential, and this model is no chain of layers with one input")
+    elif any(id(each) not in converted for each in loops):
+        not_tried.append(f"CompiledLoop: {NESTED}")
     else:
         loop = {"jit_compile": True, "steps_per_execution": per_call}
-        code = ["from wavefront_lstm import CompiledLoop", _loop_code(model)]
-        what = f"`fit` runs {per_call} steps in one XLA program"
-        found.append(Candidate("CompiledLoop", what, [*_xla_code(recurrent, gpu), *code], _loop, loop, training=True))
+        if not loops:
+            what = f"`fit` runs {per_call} steps in one XLA program"
+            found.append(Candidate("CompiledLoop", what, _loop_code(model), _loop, loop, training=True))
         if runs:
             for name, make, option in (
                 ("WavefrontLSTM in CompiledLoop", _wavefront_loop, ""),
                 ("WavefrontLSTM, persistent, in CompiledLoop", _persistent_loop, 'implementation="persistent"'),
             )[: 1 + gpu]:
-                lines = [*_stack_code(runs, "wavefront_lstm", option), *code]
-                found.append(Candidate(name, "both of these", lines, make, loop, training=True))
+                lines = _stack_code(model, runs, "wavefront_lstm", option, "CompiledLoop")
+                what = f"the same, {per_call} steps of `fit` in one program"
+                found.append(Candidate(name, what, lines, make, loop, training=True))
     return found, not_tried
 
 
@@ -204,25 +220,30 @@ def _xla_code(recurrent: Sequence[Any], gpu: bool) -> list[str]:
     return [_built_with(named, "with use_cudnn=False")] if named else []
 
 
-def _loop_code(model: keras.Model) -> str:
-    if isinstance(model, keras.Sequential):
-        return "model = CompiledLoop([keras.Input(batch_shape=model.inputs[0].shape, dtype=model.inputs[0].dtype), *model.layers])"
-    return "model = CompiledLoop(model.layers)"
+def _loop_code(model: keras.Model) -> list[str]:
+    return [
+        "from wavefront_lstm import CompiledLoop",
+        f"model = CompiledLoop([{_input()}, *model.layers[{_first(model)}:]])",
+    ]
 
 
-def _stack_code(runs: Sequence[Run], module: str, option: str = "") -> list[str]:
-    """Converts the layers of a model that is there, as this module does."""
-    lines, new = [f"from {module} import from_keras_layers"], []
+def _input() -> str:
+    return "keras.Input(batch_shape=model.inputs[0].shape, dtype=model.inputs[0].dtype)"
+
+
+def _first(model: keras.Model) -> int:
+    """The first of `model.layers` that is none of Keras' inputs."""
+    return int(isinstance(model.layers[0], keras.layers.InputLayer))
+
+
+def _stack_code(
+    model: keras.Model, runs: Sequence[Run], module: str, option: str = "", kind: str = "keras.Sequential"
+) -> list[str]:
+    """Converts the layers of a model that is there, as this module does; kind: what a chain of layers becomes."""
+    names = [kind, "from_keras_layers"] if kind == "CompiledLoop" else ["from_keras_layers"]
+    lines, new = [f"from {module} import {', '.join(names)}"], {}
     if not all(is_graph(run.owner) for run in runs):
-        kind = "WavefrontLSTM" if module == "wavefront_lstm" else "CudnnLSTMLayer"
-        names = ", ".join(layer.name for run in runs for layer in run.layers)
-        lines.append(
-            f"# in __init__ of your class: {names} as {kind}(units, return_sequences=…{option and ', '}{option})"
-        )
-        lines.append(
-            "# with the weights that were trained: layer.set_canonical(from_keras_layers([old_layer]).get_canonical())"
-        )
-        return lines
+        return _subclassed_code(runs, module, option)
     for number, run in enumerate(runs):
         name = "stack" if len(runs) == 1 else f"stack_{number}"
         owner = "model" + "".join(f'.get_layer("{part}")' for part in run.path)
@@ -231,14 +252,45 @@ def _stack_code(runs: Sequence[Run], module: str, option: str = "") -> list[str]
         taken = ", ".join(f'{owner}.get_layer("{layer.name}")' for layer in run.layers)
         lines.append(f"{name} = from_keras_layers([{taken}]{''.join(f', {text}' for text in options)})")
         if run.stateful:
-            lines.append(
-                f"# {name} is stateless: make a stateful one, and stateful.set_canonical({name}.get_canonical())"
-            )
-        new.append(f'"{run.layers[0].name}": {name}')
-        new += [f'"{layer.name}": keras.layers.Identity()' for layer in (*run.layers[1:], *run.between)]
-    recursive = ", recursive=True" * any(run.path for run in runs)
-    lines.append(f"new = {{{', '.join(new)}}}")
+            lines += [
+                f'stateful = type({name}).from_config({{**{name}.get_config(), "stateful": True}})',
+                f"stateful.build((model.inputs[0].shape[0], None, {name}.spec.input_size))",
+                f"stateful.set_canonical({name}.get_canonical())",
+            ]
+            name = "stateful"
+        new |= {layer.name: "" for layer in (*run.layers, *run.between)}
+        new[run.layers[0].name] = name
+    if chain_of(model) is not None and all(run.owner is model for run in runs):
+        return [*lines, f"model = {kind}([{_input()}, {_chain_code(model, new)}])"]
+    kept = ", ".join(f'"{name}": {code or "keras.layers.Identity()"}' for name, code in new.items())
+    lines.append(f"new = {{{kept}}}")
+    options = ", recursive=True" * any(run.path for run in runs)
+    if not isinstance(model, keras.Sequential):  # a graph that was loaded names masks, which an Identity does not take
+        lines.append(
+            "call = lambda each, x, *more, **how: each(x) if isinstance(each, keras.layers.Identity) else each(x, *more, **how)"
+        )
+        options += ", call_function=call"
     lines.append(
-        f"model = keras.models.clone_model(model, clone_function=lambda each: new.get(each.name, each){recursive})"
+        f"model = keras.models.clone_model(model, clone_function=lambda each: new.get(each.name, each){options})"
     )
     return lines
+
+
+def _chain_code(model: keras.Model, new: dict[str, str]) -> str:
+    """The layers of a chain, as items of a list: `new` names what takes a layer's place, or "" for nothing."""
+    items, begin = [], _first(model)
+    for place, layer in enumerate(model.layers):
+        if layer.name in new:
+            items += [f"*model.layers[{begin}:{place}]"] * (place > begin) + [new[layer.name]] * bool(new[layer.name])
+            begin = place + 1
+    return ", ".join([*items, *[f"*model.layers[{begin}:]"] * (begin < len(model.layers))])
+
+
+def _subclassed_code(runs: Sequence[Run], module: str, option: str) -> list[str]:
+    kind = "WavefrontLSTM" if module == "wavefront_lstm" else "CudnnLSTMLayer"
+    options = f"return_sequences=…{option and ', '}{option}"
+    return [
+        f"# in your class: {', '.join(layer.name for run in runs for layer in run.layers)} as {kind}(units, {options})",
+        f"from {module} import from_keras_layers",
+        "new_layer.set_canonical(from_keras_layers([old_layer]).get_canonical())  # with the weights that were trained",
+    ]

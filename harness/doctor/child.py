@@ -27,7 +27,7 @@ from harness.run import processes  # noqa: E402
 from harness.run.child import one_line  # noqa: E402
 
 GIB = 1024**3
-ROUNDS = 3  # of the two models in turn
+ROUNDS = 5  # of the two models in turn
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}  # compute dtype: whose limits hold
 
 
@@ -71,8 +71,8 @@ def load(options: SimpleNamespace) -> tuple[Any, Any, Any]:
     custom = [name for name in model_files.custom(config) if keras.saving.get_registered_object(name) is None]
     if custom:
         raise UserError(
-            f"{options.model}: holds {', '.join(custom[:3])}{' and others' * (len(custom) > 3)}, which Keras does not know; expected "
-            "--import=MODULE, whose classes are decorated with @keras.saving.register_keras_serializable()"
+            f"{options.model}: holds {', '.join(custom[:3])}{' and others' * (len(custom) > 3)}, which Keras does not know; "
+            "expected --import=MODULE, whose classes are decorated with @keras.saving.register_keras_serializable()"
         )
     try:
         return keras.saving.load_model(options.model), None, None  # in safe mode, which is Keras' default
@@ -165,8 +165,8 @@ def check_memory(model: Any, wanted: Any, options: SimpleNamespace) -> None:
     ):
         if most is not None and bytes_ > most:
             raise UserError(
-                f"{bytes_ / GIB:,.0f} GiB of memory are needed at the least, {whose} {most / GIB:,.0f}; give a smaller --batch-size, "
-                "--time-steps or --input-shape"
+                f"{bytes_ / GIB:,.0f} GiB of memory are needed at the least, {whose} {most / GIB:,.0f}; give a smaller "
+                "--batch-size, --time-steps or --input-shape"
             )
 
 
@@ -191,7 +191,9 @@ def look(options: SimpleNamespace, runtime: Any) -> dict[str, Any]:
             notes.append(note)
         profile = made.profile(layers.SCOPES)
     ran = [layers.seen(profile, number) for number in range(len(found))]
-    forward, training = made.forward(), made.training(2 * ROUNDS) if made.given is not None else None
+    share = machine.CpuShare()
+    forward, training = made.forward(ROUNDS), made.training(ROUNDS) if made.given is not None else None
+    others = share.others_percent() if options.device == "cpu" else 0.0
     offered, not_tried = candidates.offered(model, facts(options, batch_size))
     kept = {
         name: value for name, value in compiled_with(model).items() if name in ("jit_compile", "steps_per_execution")
@@ -215,7 +217,7 @@ def look(options: SimpleNamespace, runtime: Any) -> dict[str, Any]:
             key: environment.get(key)
             for key in ("gpu", "driver", "cpu", "cores", "tensorflow", "keras", "cuda", "cudnn")
         },
-        "notes": notes,
+        "notes": notes + [_sentence(machine.OTHERS_NOTE)] * (others > machine.OTHERS_PERCENT),
         "layers": [
             {
                 "place": each.place,
@@ -328,6 +330,10 @@ def compiled_with(model: Any) -> dict[str, Any]:
     """The arguments of `compile`, as objects."""
     kept = getattr(model, "_compile_config", None)
     return dict(kept.config) if kept is not None else {}
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def facts(options: SimpleNamespace, batch_size: int) -> SimpleNamespace:

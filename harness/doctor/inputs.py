@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.errors import UserError
 
+BATCH_SIZE, TIME_STEPS = 32, 50  # where neither the model nor the command line says
 STAGED = 4  # batches of their own numbers
 FUNCTION = "or give module:function that returns (model, inputs), one batch of arrays"
 
@@ -28,7 +29,7 @@ def specs(model: keras.Model, options: SimpleNamespace) -> Any:
         struct = model.inputs[0] if struct is None else struct
         tensors = keras.tree.map_structure(lambda t: SimpleNamespace(name=t.name, shape=t.shape, dtype=t.dtype), struct)
     else:
-        tensors = _built_for(model, given)
+        tensors = _built_for(model, given, options)
     names = [leaf.name for leaf in keras.tree.flatten(tensors)]
     for name in given:
         if name and name not in names:
@@ -50,20 +51,30 @@ def _given(text: str) -> tuple[str, tuple[int, ...]]:
     return name, shape
 
 
-def _built_for(model: keras.Model, given: dict) -> Any:
-    """Of a subclassed model: what it was built for, or the shape on the command line."""
+def _built_for(model: keras.Model, given: dict, options: SimpleNamespace) -> Any:
+    """Of a subclassed model: what it was built for, of any batch size and as many steps as are asked for."""
     shapes = getattr(model, "_build_shapes_dict", None) or {}
-    dtype = model.compute_dtype if model.compute_dtype != "bfloat16" else "float32"
     known = next(iter(shapes.values())) if len(shapes) == 1 else None
+    layers = list(model._flatten_layers(include_self=False))
+    dtype = model.compute_dtype
+    if any(isinstance(layer, keras.layers.Embedding) for layer in layers):
+        dtype = "int32"
     if known is None and "" in given:
         known = (None, *given[""])
     if known is None:
         raise UserError(f"{model.name}: the shape of its inputs is not known; expected --input-shape=50,10, {FUNCTION}")
+
+    def leaf(name: str, shape: tuple) -> SimpleNamespace:
+        stateful = any(getattr(layer, "stateful", False) for layer in layers)
+        steps = [options.time_steps or shape[1]] * (len(shape) > 1)
+        own = given.get(name, given.get("", (*steps, *shape[2:])))
+        return SimpleNamespace(name=name, shape=(shape[0] if stateful else None, *own), dtype=dtype)
+
     if isinstance(known, dict):
-        return {name: SimpleNamespace(name=name, shape=tuple(shape), dtype=dtype) for name, shape in known.items()}
+        return {name: leaf(name, tuple(shape)) for name, shape in known.items()}
     if isinstance(known[0], list | tuple):
-        return [SimpleNamespace(name=f"input_{k}", shape=tuple(s), dtype=dtype) for k, s in enumerate(known)]
-    return SimpleNamespace(name="input", shape=tuple(known), dtype=dtype)
+        return [leaf(f"input_{k}", tuple(shape)) for k, shape in enumerate(known)]
+    return leaf("input", tuple(known))
 
 
 def _resolved(leaf: SimpleNamespace, given: dict, options: SimpleNamespace) -> SimpleNamespace:
@@ -82,13 +93,13 @@ def _resolved(leaf: SimpleNamespace, given: dict, options: SimpleNamespace) -> S
         if own and fixed and own[k] != fixed:
             raise UserError(f"--input-shape: {leaf.name} is {[*leaf.shape[1:]]} in the model, given is {list(own)}")
     if sizes and sizes[0] is None:
-        sizes[0] = options.time_steps
+        sizes[0] = options.time_steps or TIME_STEPS
     if None in sizes:
         raise UserError(
             f"{leaf.name}: {[*leaf.shape]} leaves more than the steps open; expected --input-shape={leaf.name}=… with "
             f"{len(sizes)} sizes"
         )
-    return SimpleNamespace(name=leaf.name, shape=(batch or options.batch_size or 32, *sizes), dtype=leaf.dtype)
+    return SimpleNamespace(name=leaf.name, shape=(batch or options.batch_size or BATCH_SIZE, *sizes), dtype=leaf.dtype)
 
 
 def batches(model: keras.Model, wanted: Any, padding: str) -> list[Any]:

@@ -59,12 +59,18 @@ class Seen:
 
 def recurrent(model: keras.Model) -> list[Found]:
     """Every recurrent layer of a model, those within others too: keras.layers.RNN and what is made of it, and this suite's."""
-    found, root = [], f"{model.name}/"
-    for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, keras.layers.RNN | StackLayer):
-            place = (layer.path or layer.name).removeprefix(root)
-            found.append(Found(layer, place, describe(layer), *rules(layer)))
-    return found
+    found: dict[int, Found] = {}
+
+    def look(owner: Any, path: str) -> None:
+        halves = [owner.forward_layer, owner.backward_layer] if isinstance(owner, keras.layers.Bidirectional) else None
+        for layer in halves or owner._flatten_layers(include_self=False, recursive=False):
+            if isinstance(layer, keras.layers.RNN | StackLayer):
+                found.setdefault(id(layer), Found(layer, path + layer.name, describe(layer), *rules(layer)))
+            elif layer is not owner:
+                look(layer, f"{path}{layer.name}/")
+
+    look(model, "")
+    return list(found.values())
 
 
 def describe(layer: Any) -> str:
@@ -169,7 +175,7 @@ def by_the_rules(found: Found, device: str) -> str:
     """What Keras' rules say, in words."""
     if found.broken:
         return "not cuDNN: " + "; ".join(found.broken)
-    where = "cuDNN" if device == "gpu" else "cuDNN on an NVIDIA GPU; there is none here"
+    where = "cuDNN" if device == "gpu" else "cuDNN on an NVIDIA GPU, not on a CPU"
     return where + ("; its mask has to be right-padded" if found.masked else "")
 
 

@@ -1,6 +1,7 @@
 """The doctor's report in markdown, from what its processes found."""
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,8 +79,8 @@ def _times(found: Mapping[str, Any]) -> str:
     if step["device_ms"] is not None and found["training_ms"]:
         busy = step["device_ms"] / step["calls"]
         parts.append(
-            f"A training step launches {step['launches'] // step['calls']:,} kernels, which keep the GPU busy for {_ms(busy)} ms of "
-            f"{_ms(statistics.median(found['training_ms']))} ms."
+            f"A training step launches {step['launches'] // step['calls']:,} kernels, which keep the GPU busy for "
+            f"{_ms(busy)} ms of {_ms(statistics.median(found['training_ms']))} ms."
         )
     return "\n\n".join(parts)
 
@@ -105,7 +106,7 @@ def is_faster(times: Mapping[str, Sequence[float]] | None) -> bool:
 def verdict(found: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Of one candidate: recommended, for what, or why not."""
     if "error" in result:
-        return f"could not run: {result['error']}"
+        return f"could not run: {textwrap.shorten(result['error'], 200, placeholder=' …')}"
     if not agrees(found, result):
         return "not recommended: its outputs differ by more than the limit"
     faster = [word for key, word in KINDS.items() if is_faster(result.get(key))]
@@ -131,8 +132,9 @@ def _tried(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> 
         rows.append([f"{each['name']}", each["what"], *cells, difference, verdict(found, result)])
     head = ["candidate", "what it is", "training, ms", "forward, ms", "outputs differ by", ""]
     text = (
-        "Each ran in a process of its own, in turn with the model as it is; in brackets how many times as fast. Outputs are those of "
-        f"the forward pass, max|a − b| / max|b|; the limit is {found['limit']:g} ({found['precision']}). Trainings are not compared."
+        "Each ran in a process of its own, in turn with the model as it is; in brackets how many times as fast. Outputs are "
+        f"those of the forward pass, max|a − b| / max|b|; the limit is {found['limit']:g} ({found['precision']}). Trainings are "
+        "not compared."
     )
     return f"{_table(head, rows)}\n\n{text}"
 
@@ -163,6 +165,8 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], m
         )
     elif tried:
         parts.append("Nothing that was tried is clearly faster and computes the same. Leave it as it is.")
+    else:
+        parts.append("No candidate was tried (--try).")
     lost = [(each["place"], reason) for each in found["layers"] for reason in each["changes_model"]]
     if lost:
         parts.append("Not tried, since it would be another model, to be trained anew:")

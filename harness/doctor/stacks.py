@@ -70,6 +70,15 @@ def convertible(model: keras.Model, mode: str = "") -> tuple[list[Run], list[str
     return runs, list(dict.fromkeys(refused))
 
 
+def in_chains(model: keras.Model) -> set[int]:
+    """The ids of the layers that `convertible` looks at, the halves of a Bidirectional too: not those within another layer."""
+    found = set()
+    for _, _, chain, _ in _chains(model, ()):
+        for _, layer in chain:
+            found |= {id(half) for half in (inner(layer), getattr(layer, "backward_layer", layer))}
+    return found
+
+
 def _refused(below: Sequence[Any], layer: Any, mode: str) -> str:
     """Why a layer cannot be one more of a stack, or ""."""
     one = inner(layer)
@@ -186,6 +195,7 @@ def replace(model: keras.Model, replaced: Mapping[int, Any]) -> keras.Model:
             new = keras.models.clone_model(
                 model,
                 clone_function=lambda layer: replaced.get(id(layer)) or _in_attributes(layer, replaced),
+                call_function=None if isinstance(model, keras.Sequential) else _called,
                 recursive=True,
             )
         finally:
@@ -196,6 +206,11 @@ def replace(model: keras.Model, replaced: Mapping[int, Any]) -> keras.Model:
         if id(layer) in replaced:
             raise ValueError(f"{layer.name}: held in a list or dict of a subclassed model, where it was not replaced")
     return new
+
+
+def _called(layer: Any, x: Any, *more: Any, **named: Any) -> Any:
+    """A graph that was loaded names masks, which an Identity does not take."""
+    return layer(x) if isinstance(layer, keras.layers.Identity) else layer(x, *more, **named)
 
 
 def _in_attributes(layer: Any, replaced: Mapping[int, Any]) -> Any:

@@ -1,7 +1,7 @@
 """A model under the clock: its outputs, its forward pass, its training step in `fit`, and the profile of one.
 
-Times are those of harness/measure/clocks.py. The forward pass is a graph, as `predict` runs it; the training step is one of `fit`,
-with all that Keras does around it, so that steps_per_execution and loops show.
+Times are those of harness/measure/clocks.py. The forward pass is a graph, as `predict` runs it; the training step is one of
+`fit`, with all that Keras does around it, so that steps_per_execution and loops show.
 """
 
 import statistics
@@ -15,8 +15,8 @@ import tensorflow as tf
 from harness.doctor import inputs
 from harness.measure import clocks
 
-FORWARD = {"warmup_batches": 3, "warmup_limit_s": 0.5, "timed_batches": 10, "blocks": 3, "min_block_s": 0.2}
-EPOCH_S = 0.4  # of a timed `fit`
+FORWARD = {"warmup_batches": 3, "warmup_limit_s": 0.5, "timed_batches": 10, "blocks": 1, "min_block_s": 0.2}
+EPOCH_S = 0.3  # of a timed `fit`
 STEPS = (4, 400)  # of a timed `fit`: the least, the most
 
 
@@ -83,8 +83,11 @@ class Subject:
             self._forward = forward if eager else tf.function(forward, jit_compile=compiled, reduce_retracing=True)
         return self._forward
 
-    def forward(self) -> Times:
-        """Time the forward pass."""
+    def forward(self, rounds: int = 1) -> Times:
+        """Time the forward pass: a warm-up and a block, `rounds` times."""
+        return Times([self._forward_ms() for _ in range(rounds)])
+
+    def _forward_ms(self) -> float:
         function, staged = self._function(), self._staged()
         blocks = clocks.time_blocks(
             lambda batch: function(batch)[0],
@@ -94,7 +97,7 @@ class Subject:
             read=lambda scalar: scalar.numpy(),
             **FORWARD,
         )
-        return Times(blocks.ms)
+        return blocks.ms[0]
 
     # --- training -----------------------------------------------------------------------------------------------------------
 
