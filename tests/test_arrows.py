@@ -31,6 +31,11 @@ ALLOWED = {
     "harness.measure": {"harness.errors", "harness.record", "harness.frameworks"},
     "harness.report": {"harness.errors", "harness.record"},
     "harness.compare": {"harness.errors", "harness.record", "harness.report"},
+    # Looks at a user's model, and tries this suite's layers in it: the one room of the harness that knows models.
+    "harness.doctor": {
+        *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.run"),
+        *("models.wavefront", "models.cudnn"),
+    },
     "harness.run": {
         *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.report", "harness.data")
     },
