@@ -1,8 +1,8 @@
 """Words per second of an LSTM language model that trains on several GPUs, and how they grow with the number of GPUs.
 
-python benchmarks/multi_gpu.py --replicas=1,2                            # every row on one GPU and on two of this host
+python benchmarks/multi_gpu.py --replicas=1,2                 # every row on one GPU and on two of this host
 python benchmarks/multi_gpu.py --replicas=1,2 --rows=torch_ddp,wavefront_workers --config=ptb_large --scaling=weak
-python benchmarks/multi_gpu.py --device=cpu --replicas=1,2               # processes instead of GPUs: whether it works, not how fast
+python benchmarks/multi_gpu.py --device=cpu --replicas=1,2  # processes instead of GPUs: whether it works, not how fast
 python benchmarks/multi_gpu.py --list
 
 ./run_all.sh runs it where more than one GPU is visible, or where --only names it.

@@ -36,7 +36,7 @@ def constants(name, *arguments, preset="full", device="gpu"):
     """A script's constants as its parent resolves them."""
     header = options.read_header(FOLDER / f"{name}.py")
     found = options.parse(header, arguments, SCRIPTS[name].BENCHMARK.flags)
-    several = {"GPUS": 2} if name == "multi_gpu" else {}  # as at one of its points
+    several = {"REPLICAS": 2} if name == "multi_gpu" else {}  # as at one of its points
     return options.resolve(header, found, preset) | {"DEVICE": device} | several
 
 
