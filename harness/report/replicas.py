@@ -1,8 +1,9 @@
 """Tables of a benchmark whose rows train on several devices: how the throughput of each row grows with their number.
 
 A layout's "replicas" is {"mode", "published": [{"row", "description", "reason", "config", "gpus", "words", "speedup"}]}. The
-records of such a script are of the configs <config>-1, <config>-weak_<n> and <config>-strong_<n>, and their constant REPLICAS is n.
-Each config makes a table of weak and one of strong scaling, with a line for each row and number of devices, from the records alone.
+records of such a script are of the configs <config>-1, <config>-weak_<n> and <config>-strong_<n>, and their constant REPLICAS is
+n. Each config makes a table of weak and one of strong scaling, with a line for each row and number of devices, from the records
+alone.
 """
 
 import re
