@@ -132,6 +132,16 @@ def _replicas(value: Any) -> bool:
     )
 
 
+def _option(value: Any) -> bool:
+    """Of a row that is an option of a Keras layer (harness/measure/options.py)."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"ran", "error", "fit_ms"}
+        and all(is_text(value[key]) for key in ("ran", "error"))
+        and number_or_null(value["fit_ms"])
+    )
+
+
 def _throughput(value: Any) -> bool:
     return isinstance(value, dict) and _number(value.get("value")) and isinstance(value.get("unit"), str)
 
@@ -207,6 +217,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
     "replicas": ("{gpus, workers, hosts, names, link, nccl, communication_ms}", _replicas),
+    "option": ("{ran, error, fit_ms}", _option),
     # of --repeat-until
     "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }

@@ -24,6 +24,11 @@ def _replicas(value: Any) -> bool:
     )
 
 
+def _options(value: Any) -> bool:
+    """As harness/report/options.py has it."""
+    return isinstance(value, dict) and dict_of(is_text)(value.get("instead"))
+
+
 def _list(value: Any) -> bool:
     return isinstance(value, list)
 
@@ -43,6 +48,7 @@ LAYOUT_OPTIONAL: Rules = {
     "headline": ("an object", lambda value: isinstance(value, dict | None)),
     "ours": ("a list of texts", _texts),
     "axes": ("a list", _list),
+    "options": ("an object with the texts `instead` of its rows", lambda value: _options(value)),
     "replicas": ("an object with the mode of its records, and published rows", lambda value: _replicas(value)),
 }
 TABLE: Rules = {

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, launches, plots, replicas, what_ran
+from harness.report import axes, curves, launches, options, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -39,7 +39,8 @@ from harness.report.provenance import head, machine_line
 def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
     """(markdown of one benchmark, its tables that have a plot)."""
     notes = Notes()
-    tables = [
+    tables = options.tables(layout, rows, notes)
+    tables += [
         table
         for index in range(len(layout["tables"]))
         for group, members in in_groups(rows).items()
@@ -166,12 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="results/RUN", help="a run's folder")
     parser.add_argument("--headline", action="store_true", help="also print the headline tables, first")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     try:
         require("pandas", "tabulate", "matplotlib")
-        written, problems = render(options.run)
-        if options.headline:
-            print(headline(options.run))
+        written, problems = render(given.run)
+        if given.headline:
+            print(headline(given.run))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -115,6 +115,8 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
         return {}
     if "replicas" in job:
         from harness.measure.replicas import ReplicatedMeasurement as Measurement
+    elif "options" in job:
+        from harness.measure.options import OptionMeasurement as Measurement
     row = benchmark.rows[job["row"]]
     measurement = Measurement(job, data, row.expected_ops(constants), row.framework, processes.Turns(job))
     return benchmark.run_row(job["row"], constants, measurement)

@@ -99,6 +99,8 @@ LIMITS = {
     "DENSE_UNITS": _count(32),
     "NUM_LAYERS": _count(2),
     "EMBEDDING": _count(128),
+    "FEATURES": _count(650),
+    "OUTPUTS": _count(10),
     "VOCABULARY": _count(10000, "words", low=2),
     "BIDIRECTIONAL": Limit(bool),
     "INIT_SCALE": Limit(float, above=0, example=0.1),
