@@ -5,6 +5,7 @@ wrong fails as anywhere. An option is proven like a row of a language model, wit
 kernel, and what ran is what is asked; and an option that changes no figure has to show itself otherwise (`not_applied`).
 """
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,14 +27,29 @@ LONGEST = 240  # characters of an error's line
 UNITS = "sequences/s"
 
 
+# What stands around the message in the errors of TensorFlow's graphs, of AutoGraph and of Keras.
+AROUND = (
+    "Graph execution error",
+    "Detected at",
+    "<stack traces",
+    "in user code:",
+    "File ",
+    "Traceback",
+    "Exception enc",
+    "[[",
+)
+BOLD = re.compile(r"\x1b\[\d*m")
+
+
 def first_line(error: BaseException) -> str:
-    """An error's type and the first line that says something."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    said = [
-        line for line in lines if line and not line.startswith(("in user code:", "File ", "Traceback", "Exception "))
-    ]
-    text = said[0] if said else ""
-    return f"{type(error).__name__}: {text}"[:LONGEST].rstrip(": ")
+    """An error's type and the first line of its message."""
+    lines, kind = BOLD.sub("", str(error)).splitlines(), type(error).__name__
+    pairs = zip(["", *lines], lines, strict=False)
+    code = [before.lstrip().startswith("File ") and line[:1].isspace() for before, line in pairs]
+    said = [" ".join(line.split()) for line, is_code in zip(lines, code, strict=True) if not is_code]
+    said = [line for line in said if line and not line.startswith(AROUND)]
+    text = said[0].removeprefix(f"{kind}: ") if said else ""
+    return f"{kind}: {text}"[:LONGEST].rstrip(": ")
 
 
 class OptionMeasurement(Measurement):

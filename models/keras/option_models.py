@@ -289,6 +289,8 @@ class OptionTrial:
     def not_applied(self, mode: str, kind: str, words: str, ops: dict[str, int]) -> str:
         """Why the option cannot have been applied, where the figures do not tell; "" where it was."""
         option, model = self.option, self.model
+        if (option.layer.get("dropout") or option.layer.get("recurrent_dropout")) and not self._drawing():
+            return "no layer draws dropout masks"
         if option.layer.get("unroll") and (kind == "while loop" or "loop over" in words):
             return f"unroll=True ran {words}"
         if "jit_compile" in option.compiled and bool(model.jit_compile) != any(op.startswith("xla") for op in ops):

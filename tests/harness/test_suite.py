@@ -116,6 +116,14 @@ def test_several_gpus_are_benchmarked_where_there_are_several_or_only_names_it(t
     assert ("multi_gpu" in chosen) == runs
 
 
+@pytest.mark.parametrize("argv, runs", [([], False), (["--full"], False), (["--only=options"], True)])
+def test_options_are_benchmarked_where_only_names_them(tmp_path, argv, runs):
+    folder = write_scripts(tmp_path)
+    (folder / "options.py").write_text((folder / "mnist.py").read_text())
+    _, chosen = jobs.parse(argv, jobs.read_headers(folder))
+    assert ("options" in chosen) == runs
+
+
 def test_full_preset_measures_large_ptb_and_trains_the_small_one(scripts):
     ptb = ["ptb --config=large", "ptb --config=small --train"]
     expected = ["mnist", *ptb, "ptb_sentences", "scaling", "stacked_lm", "synthetic"]

@@ -1,0 +1,134 @@
+"""benchmarks/options.py: options are proven, an option that is not applied is found, and what Keras raises is a result."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from harness.record import records
+from harness.report import options as report
+from harness.report.cells import Notes
+from harness.run import benchmark
+from tests import record_cases
+
+PROJECT = Path(__file__).resolve().parents[2]
+TINY = ["--quick", "--device=cpu", "--units=8", "--features=4", "--time-steps=4", "--batch-size=4", "--timed-batches=2"]
+TINY += ["--blocks=2", "--min-block-s=0", "--warmup-limit-s=0", "--warmup-batches=1"]
+WRONG = {  # planted row: the checks that may find it
+    "not_relu": {"outputs", "gradients", "update", "loss"},
+    "not_unrolled": {"option"},
+    "not_dropped": {"option"},
+    "not_float64": {"outputs", "gradients", "update", "loss"},
+}
+RAISED = {"raises_at_once": "no_such_activation", "raises_when_called": "right-padded"}
+
+
+def run(tmp_path, monkeypatch, rows):
+    """(exit status, {row: its records by mode}, the page) of a tiny run, with the planted rows beside the script's own."""
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    path, import_ = tmp_path / "options.py", "from models.keras.options import OPTIONS\n"
+    planted = f"{import_}from tests.harness import planted_options  # noqa\n"
+    path.write_text((PROJECT / "benchmarks" / "options.py").read_text().replace(import_, planted))
+    spec = importlib.util.spec_from_file_location("options_script", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    arguments = [*TINY, f"--out={tmp_path / 'out'}", f"--rows={','.join(rows)}"]
+    status = benchmark.main(script.BENCHMARK, arguments, script.Parent)
+    found, problems = records.read_run(tmp_path / "out")
+    assert problems == []
+    by_row = {row: {r["mode"]: r for r in found if r["row"] == row} for row in rows}
+    return status, by_row, (tmp_path / "out" / "options.md").read_text()
+
+
+def test_options_are_proven_and_what_keras_raises_is_a_result(tmp_path, monkeypatch):
+    kept = ["default", "mask_with_holes", "recurrent_dropout", "unroll"]
+    status, found, page = run(tmp_path, monkeypatch, [*kept, *RAISED])
+    assert status == 0
+    assert {r["status"] for row in kept for r in found[row].values()} == {"ok"}
+    assert {row: found[row]["train"]["option"]["ran"] for row in kept} == {row: "while loop" for row in kept} | {
+        "unroll": "unrolled"
+    }
+    for row, words in RAISED.items():
+        assert {r["status"] for r in found[row].values()} == {"skipped"}
+        assert found[row]["train"]["option"]["ran"] == "error" and words in found[row]["train"]["option"]["error"]
+        assert f"| {row}" in page
+    first = page[: page.index("## A training step")]
+    assert "| fails" in first and "`raises_at_once`" in first and "On this CPU" in first
+
+
+def test_an_option_that_is_not_applied_fails_and_a_crash_costs_no_other_row(tmp_path, monkeypatch):
+    status, found, _ = run(tmp_path, monkeypatch, [*WRONG, "ends", "float64"])
+    assert status == 1
+    for row, checks in WRONG.items():
+        record = found[row]["train"]
+        assert record["status"] == "failed" and checks & set(record["proof"]["failed"]), row
+    assert {r["status"] for r in found["ends"].values()} == {"failed"}
+    assert {r["status"] for r in found["float64"].values()} == {"ok"}
+
+
+@pytest.mark.slow
+def test_every_option_is_proven_on_a_cpu(tmp_path, monkeypatch):
+    from models.keras.options import OPTIONS
+
+    rows = [row for row in OPTIONS if not row.startswith(("not_", "raises_", "ends"))]
+    status, found, _ = run(tmp_path, monkeypatch, rows)
+    assert status == 0 and {r["status"] for own in found.values() for r in own.values()} == {"ok"}
+
+
+# --- the first table ----------------------------------------------------------------------------------------------------
+
+LAYOUT = {"title": "", "rows": {}, "options": {"instead": {"recurrent_dropout": "WavefrontLSTM"}}}
+
+
+def made(row, ran, ms=1.0, mode="train", error=""):
+    about = {"option": {"ran": ran, "error": error, "fit_ms": ms if mode == "train" else None}}
+    changes = dict(benchmark="options", row=row, mode=mode, device="gpu", precision="tf32", **about)
+    if error:
+        return record_cases.make(
+            **changes, status="skipped", reason=f"Keras raises {error}", blocks_ms=[], step_ms=None
+        )
+    return record_cases.make(**changes, proof=record_cases.proof_of(mode, "gpu"), blocks_ms=[[ms]],
+                             step_ms={"median": ms, "min": ms, "max": ms})  # fmt: skip
+
+
+def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_fails():
+    rows = [
+        made("default", "cuDNN"),
+        made("mask_right_padded", "cuDNN with lengths", 1.5),
+        made("recurrent_dropout", "while loop", 25.0),
+        made("mixed", "cuDNN, XLA", 3.0),
+        made("mask_left_padded", "error", error="InvalidArgumentError: a mask"),
+        made("mask_left_padded", "XLA", mode="forward"),
+        made("default", "cuDNN", mode="forward"),
+    ]
+    first, training, _ = report.tables(LAYOUT, rows, Notes())
+    cells = {line[0]: line[1] for line in first.lines}
+    assert cells == {
+        "keeps cuDNN": "`default`, `mask_right_padded`",
+        "loses it": "`recurrent_dropout`, `mixed`, `mask_left_padded` (predicting alone)",
+        "fails": "`mask_left_padded` (training alone)",
+    }
+    assert "3.0 to 25.0 times" in first.foot[0] and "`recurrent_dropout` longest" in first.foot[0]
+    assert "`mask_left_padded` raises an error" in first.foot[0]
+    line = next(line for line in training.lines if line[0].startswith("recurrent"))
+    assert "25.00x" in line and "WavefrontLSTM" in line and "while loop" in line
+
+
+# --- an error's first line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it is so\nand more",
+        'Graph execution error:\n\nDetected at node a/b defined at (most recent call last):\n  File "x.py", line 1, in f\n\n'
+        "it is so\n\t [[{{node a/b}}]] [Op:__inference_1]",
+        "Graph execution error:\n\nDetected at node a/b defined at (most recent call):\n<stack traces unavailable>\nit is so",
+        'in user code:\n\n    File "x.py", line 1, in f  *\n        g()\n\n    ValueError: it is so\n',
+        "Exception encountered when calling LSTM.call().\n\n\x1b[1mit is so\x1b[0m\n\nArguments received by LSTM.call():",
+    ],
+)
+def test_an_errors_first_line_is_that_of_its_message(text):
+    from harness.measure.options import first_line
+
+    assert first_line(ValueError(text)) == "ValueError: it is so"
