@@ -30,7 +30,7 @@ def model(row: str, precision: str, ptb: bool = False, **options):
     return torch_cases.language_model(row, precision, ptb, device="cuda:0", **options)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
@@ -43,7 +43,7 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, preci
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_ptb_row_computes_what_the_reference_does(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)

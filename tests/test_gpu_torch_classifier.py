@@ -19,7 +19,7 @@ CAPTURED = [row for row in ROWS if PEERS[row].arguments["captured"]]
 IN_ONE_PROCESS_EACH = [
     (row, precision)
     for row, made in PEERS.items()
-    for precision in ("fp32", "tf32", "fp16")
+    for precision in rows.PRECISIONS
     if row in rows.JAX | rows.KERAS and precision in made.precisions
 ]
 
@@ -40,7 +40,7 @@ def trial_of(row: str, precision: str, dropout: float = 0.2, **options):
     return cases.build_classifier_of(PEERS[row], precision, dropout, device="cuda:0", **options)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
