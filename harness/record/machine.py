@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -14,14 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.record.frameworks import FRAMEWORKS
+
 PROJECT = Path(__file__).resolve().parents[2]
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
-            "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
+PACKAGES = (*(package for framework in FRAMEWORKS.values() for package in framework.packages), "keras", "numpy", "pandas",
+            "tabulate", "tqdm", "matplotlib", "nvidia-ml-py", "psutil", "py-cpuinfo", "scikit-learn")  # fmt: skip
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
 # those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
     r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|PYTHON|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
-    r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
+    rf"(({'|'.join(sorted({prefix for f in FRAMEWORKS.values() for prefix in f.prefixes} - {'TF_'}))})\w+"
+    r"|(CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )
@@ -94,6 +98,22 @@ def _visible(nvml) -> int:
     return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
 
 
+def gpus() -> list[tuple[str, str]]:
+    """(UUID, name) of each NVIDIA GPU that CUDA_VISIBLE_DEVICES shows, in its order; without those that NVML cannot name."""
+    with _nvml() as nvml:
+        if not nvml:
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = map(str, range(_asked(nvml.nvmlDeviceGetCount) or 0)) if visible is None else visible.split(",")
+        found = []
+        for name in itertools.takewhile(lambda name: name not in HIDDEN, map(str.strip, names)):
+            by_number = name.isdecimal()
+            ask = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
+            gpu = _asked(ask, int(name) if by_number else name)
+            found.append((_text(_asked(nvml.nvmlDeviceGetUUID, gpu)), _text(_asked(nvml.nvmlDeviceGetName, gpu))))
+        return [(uuid, kind) for uuid, kind in found if uuid and kind]
+
+
 def gpu_name() -> str | None:
     """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
     with _first_gpu() as (nvml, gpu):
@@ -133,6 +153,7 @@ def facts(device: str) -> dict:
 
     found = {
         "gpu": None,
+        "gpu_uuid": None,
         "driver": None,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
         "cores": physical_cores(),
@@ -148,6 +169,7 @@ def facts(device: str) -> dict:
         with _first_gpu() as (nvml, gpu):
             if nvml:
                 found["gpu"] = _text(_asked(nvml.nvmlDeviceGetName, gpu))
+                found["gpu_uuid"] = _text(_asked(nvml.nvmlDeviceGetUUID, gpu))
                 found["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
     return found
 

@@ -94,7 +94,6 @@ LIMITS = {
     "UNITS": _count(256),
     "DENSE_UNITS": _count(32),
     "NUM_LAYERS": _count(2),
-    "NUM_CLASSES": _count(10, low=2),
     "EMBEDDING": _count(128),
     "VOCABULARY": _count(10000, "words", low=2),
     "BIDIRECTIONAL": Limit(bool),
@@ -109,7 +108,6 @@ LIMITS = {
     "MAX_WORDS": _count(100, "words", low=2),
     "BUCKET_STEPS": _count(10, "steps"),
     "TRAIN_SEQUENCES": _count(60000, "sequences"),
-    "NOISE": Limit(float, low=0, example=0.1),
     # training
     "EPOCHS": _count(3, "epochs"),
     "FLAT_EPOCHS": _count(4, "epochs", low=0),

@@ -200,8 +200,8 @@ class ClassifierTrial:
     The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
     same code with the rate 0, and `graph_mismatch` compares them node by node with those that are timed.
 
-    A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program, which is told how many there
-    are. So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
+    A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program; how many is an argument.
+    So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
     compiled anew, and over three its loop goes round three times; that it was one call is part of the row's expected ops
     (models.rows).
 

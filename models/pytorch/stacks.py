@@ -124,12 +124,12 @@ class PrimitiveStack(TorchStack):
         return [parameter for cell in module.cells for parameter in (cell.kernel, cell.bias)]
 
     def from_canonical(self, weights):
-        return [array for layer in range(self.num_layers) for array in layouts.to_block_lstm_v2(weights, layer)]
+        return [array for layer in range(self.num_layers) for array in layouts.to_block(weights, layer)]
 
     def to_canonical(self, arrays):
         canonical = {}
         for layer in range(self.num_layers):
-            canonical |= layouts.from_block_lstm_v2(*arrays[2 * layer : 2 * layer + 2], layer)
+            canonical |= layouts.from_block(arrays[2 * layer : 2 * layer + 2], layer)
         return canonical
 
 

@@ -32,8 +32,8 @@ class Stack:
     time_major = False  # whether inputs and outputs are [time, batch, features]
     own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
 
-    to_layout: Callable = staticmethod(layouts.to_block_lstm_v2)  # canonical → one layer's arrays, as in `variables`
-    from_layout: Callable = staticmethod(lambda arrays, layer: layouts.from_block_lstm_v2(*arrays, layer))
+    to_layout: Callable = staticmethod(layouts.to_block)  # canonical → one layer's arrays, as in `variables`
+    from_layout: Callable = staticmethod(layouts.from_block)
 
     def __init__(self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32") -> None:
         self.num_layers, self.dtype = num_layers, dtype

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from harness.record import records
+from harness.record import machine, records
 from harness.run.benchmark import main
 
 
@@ -30,12 +30,29 @@ def refusal(capfd, status: int) -> str:
         ("--config=huge", ["--config=huge", "small, large"]),
         ("--unit=3", ["--unit", "did you mean --units?"]),
         ("--device=tpu", ["--device=tpu", "gpu, cpu"]),
+        ("--gpus=2", ["--gpus=2", "on a CPU"]),
+        ("--gpus=0", ["--gpus=0", "at least 1"]),
         ("--data=no/such/folder", ["--data=no/such/folder", "no such folder", "embedded"]),
         ("rows", ["rows", "--name=value"]),
     ],
 )
 def test_wrong_options_are_refused_before_any_row_starts(stub, capfd, option, words):
     line = refusal(capfd, stub.main(option))
+    assert all(word in line for word in words), line
+    assert stub.starts() == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ([("a", "H200")], ["1 visible", "CUDA_VISIBLE_DEVICES"]),
+        ([("a", "H200"), ("b", "L4")], ["H200 and L4", "one kind"]),
+    ],
+)
+def test_gpus_that_are_not_there_or_of_two_kinds_are_refused(stub, capfd, monkeypatch, gpus, words):
+    monkeypatch.setattr(machine, "gpu_count", lambda: len(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    line = refusal(capfd, stub.main("--gpus=2", device="gpu"))
     assert all(word in line for word in words), line
     assert stub.starts() == []
 

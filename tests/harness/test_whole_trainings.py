@@ -388,7 +388,7 @@ def language_reference() -> dict:
 
 
 def trained(made, name: str, plant=None, train=PTB.train, **of_config) -> dict:
-    """The part of PTB's whole training; of_config: what `train` is told instead."""
+    """The part of PTB's whole training; of_config: what `train` is given instead."""
     trial = made.language(name)
     row_process = made.measured(rows.LANGUAGE_MODEL[name], language_reference(), "language")
     config = SimpleNamespace(**vars(C) | of_config)

@@ -135,7 +135,7 @@ def test_loss_scale_is_left_out_where_nothing_is_float16(way):
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32", "fp64"])
 def test_loss_and_master_weights_are_float32_or_better(way, precision):
     if precision == "fp64" and way is WAYS["jax"]:
-        pytest.skip("JAX has to be told before: test_float64_model_follows_the_reference_to_rounding")
+        pytest.skip("JAX needs a switch before: test_float64_model_follows_the_reference_to_rounding")
     model = way.model_of(precision=precision, loss_scale=64.0)
     wanted = "float64" if precision == "fp64" else "float32"
     assert way.dtypes(model) == {wanted}

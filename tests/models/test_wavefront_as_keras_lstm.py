@@ -273,20 +273,6 @@ def test_an_initializer_may_be_none_or_a_class_without_a_config():
     assert again.recurrent_initializer is None
 
 
-def test_a_time_major_layer_does_the_same_on_swapped_axes():
-    options = dict(num_layers=2, return_sequences=True, return_state=True, stateful=True)
-    layer = WavefrontLSTM(UNITS, **options)
-    expected = layer(X)
-    swapped = WavefrontLSTM(UNITS, time_major=True, **options)
-    swapped.build((TIME, BATCH, FEATURES))
-    swapped.set_weights(layer.get_weights())
-    found = swapped(np.swapaxes(X, 0, 1))
-    assert swapped.compute_output_shape((TIME, BATCH, FEATURES))[0] == (TIME, BATCH, UNITS)
-    np.testing.assert_array_equal(np.swapaxes(found[0], 0, 1), expected[0])
-    for state, wanted in zip(found[1:], expected[1:], strict=True):
-        np.testing.assert_array_equal(state, wanted)
-
-
 def test_c_of_16_bits_is_carried_from_call_to_call_without_rounding():
     """Two calls on half of the steps each are one call on all of them."""
     options = dict(num_layers=2, return_sequences=True, return_state=True, dtype="mixed_float16")

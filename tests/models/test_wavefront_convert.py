@@ -118,13 +118,6 @@ def test_what_has_no_counterpart_is_refused():
             convert(given)
 
 
-def test_layers_of_a_trained_model_are_exchanged_for_one():
-    model = keras.Sequential([keras.Input((None, FEATURES)), *keras_layers(layer(2).spec, dtype="float32")])
-    exchanged = keras.Sequential([keras.Input((None, FEATURES)), from_keras_layers(model.layers)])
-    x = INPUTS.astype("float32")
-    assert error(exchanged(x), model(x)) < 1e-6
-
-
 def test_a_stateful_layer_is_refused_with_the_way_to_one():
     with pytest.raises(ValueError, match=r"stateful: True given, .*layer.set_canonical\(converted.get_canonical\(\)\)"):
         from_keras_layers(keras_layers(layer().spec), stateful=True)
