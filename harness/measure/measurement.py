@@ -266,10 +266,11 @@ class Measurement:
             blocks=c["BLOCKS"],
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
+            agree=self._agree,
         )
         proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
-        losses = [self.runtime.to_numpy(block) for block in timed.losses]
+        losses = [self._losses(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
         notes = []
@@ -285,6 +286,14 @@ class Measurement:
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }, size
+
+    def _agree(self, value: Any) -> Any:
+        """What all processes that take a step together go by, of what each has found (harness/measure/replicas.py)."""
+        return value
+
+    def _losses(self, block: Sequence) -> np.ndarray:
+        """Losses [n] of what a block's steps returned."""
+        return self.runtime.to_numpy(block)
 
     def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
         """See harness.measure.after_blocks."""

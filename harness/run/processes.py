@@ -190,6 +190,15 @@ class Child:
             reason = f"stopped after its time limit of {self._limit_s:g} s (ROW_LIMIT_S)"
             self.outcome = Outcome(None, reason, self._work_s(), self._shown)
 
+    def processor_s(self) -> float:
+        """Processor seconds that the child has taken; 0 where it has ended."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            return times.user + times.system
+        return 0.0
+
     def _work_s(self) -> float:
         return self._worked_s + (time.monotonic() - self._since if self.state in AT_WORK else 0.0)
 

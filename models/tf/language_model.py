@@ -176,7 +176,7 @@ class LanguageModel(trial.LanguageModelTrial):
         """Adam's first moment is (1 − β₁) g after one step; SGD moved every weight by −learning_rate · g."""
         if isinstance(self.optimizer, keras.optimizers.Adam):
             return [m.value / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
-        rate = float(self.optimizer.learning_rate)
+        rate = self._learning_rate()
         starts = self._start[: len(self.variables)]
         return [(start - v.value) / rate for start, v in zip(starts, self.variables, strict=True)]
 
@@ -278,12 +278,17 @@ class LanguageModel(trial.LanguageModelTrial):
         return loss, hidden, logits, final_states
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
+        gradients, loss, final_states = self._gradients(tokens, targets, states, stack_dropout)
+        self._update(gradients)
+        return loss, final_states
+
+    def _gradients(self, tokens, targets, states, stack_dropout=True):
+        """(gradients of the scaled loss, the loss, final states)"""
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
             _, dropped, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
             scaled_loss, loss = self._training_loss(dropped, targets)
-        self._update(tape.gradient(scaled_loss, values))
-        return loss, final_states
+        return tape.gradient(scaled_loss, values), loss, final_states
 
     def _stack_step(self, inputs, gradient, states):
         variables = [v.value for v in self.stack.variables]

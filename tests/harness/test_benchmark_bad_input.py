@@ -51,7 +51,7 @@ def test_wrong_options_are_refused_before_any_row_starts(stub, capfd, option, wo
 )
 def test_gpus_that_are_not_there_or_of_two_kinds_are_refused(stub, capfd, monkeypatch, gpus, words):
     monkeypatch.setattr(machine, "gpu_count", lambda: len(gpus))
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(*gpu) for gpu in gpus])
     line = refusal(capfd, stub.main("--gpus=2", device="gpu"))
     assert all(word in line for word in words), line
     assert stub.starts() == []

@@ -38,8 +38,8 @@ class FakeNvml:
         return self.gpus
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        assert index == 0
-        return "handle"
+        assert index in range(self.gpus)
+        return "handle" if index == 0 else f"handle {index}"
 
     def nvmlDeviceGetName(self, gpu):
         return self.text("NVIDIA H200")
@@ -70,7 +70,7 @@ class FakeNvml:
         return self.own_memory
 
     def nvmlDeviceGetMemoryInfo(self, gpu):
-        return SimpleNamespace(used=5 << 30)
+        return SimpleNamespace(used=5 << 30, total=139 << 30)
 
     def nvmlDeviceGetUtilizationRates(self, gpu):
         self.asked += 1
@@ -92,6 +92,17 @@ def no_nvml(request, monkeypatch):
 
     module = None if request.param == "no module" else SimpleNamespace(nvmlInit=fail)  # None: import raises
     monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status, link", [(0, "NVLink"), (1, "PCIe"), (None, "PCIe")])
+def test_how_gpus_are_linked(nvml, monkeypatch, status, link):
+    nvml.gpus, nvml.NVML_P2P_CAPS_INDEX_NVLINK, nvml.NVML_P2P_STATUS_OK = 3, 2, 0
+    nvml.nvmlDeviceGetP2PStatus = lambda a, b, what: status if a != b and what == 2 else pytest.fail("asked for itself")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.gpu_link(["0", "1", "2"]) == link and machine.gpu_link(["2"]) is None
 
 
 # -- without a GPU -----------------------------------------------------------------------------------------------------

@@ -123,12 +123,12 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
     "3: too\nmany",
 ])  # fmt: skip
 def test_error_is_told_by_its_own_text_whoever_has_wrapped_it(text):
-    assert child._one_line(ValueError(text)) == "ValueError: 3: too many"
+    assert child.one_line(ValueError(text)) == "ValueError: 3: too many"
 
 
 def test_error_without_a_text_is_told_by_its_kind():
-    assert child._one_line(ValueError("in user code:\n\n    File 'a.py'\n\n    ValueError:\n")) == "ValueError"
-    assert child._one_line(ValueError()) == "ValueError"
+    assert child.one_line(ValueError("in user code:\n\n    File 'a.py'\n\n    ValueError:\n")) == "ValueError"
+    assert child.one_line(ValueError()) == "ValueError"
 
 
 def test_result_that_cannot_be_written_whole_is_never_read(run):
