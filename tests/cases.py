@@ -12,7 +12,7 @@ from harness.frameworks import runtimes
 from harness.frameworks.tensorflow import TensorFlowRuntime
 from harness.measure import clocks, host_reads
 from harness.measure.measurement import Measurement, handed_to_fit, timed_of
-from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.measure.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from models import rows
 from models.reference import expected
 from models.reference.networks import SGD, Adam
@@ -191,7 +191,7 @@ def build_classifier_of(made: rows.Row, precision: str, dropout: float = 0.2, **
 def assert_outputs_are_of(precision: str, trial) -> None:
     """A classifier's outputs fail the proof of every other precision."""
     trial.restore()
-    for label in {"fp32", "tf32", "fp16"} - {precision}:
+    for label in {*LIMITS} - {precision}:
         proof = Proof(label)
         proof.outputs(trial.outputs(), classifier_reference()["outputs"])
         assert "precision" in proof.failures

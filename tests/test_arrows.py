@@ -14,12 +14,13 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 TREES = ("models", "harness", "benchmarks")
 NAME = re.compile(rf"({'|'.join(TREES)})(\.\w+)+\.?")  # of a module, or how one begins
-NETWORKS = {"models.weights", "models.reference", "models.trial", "models.wavefront", "models.cudnn"}
+NETWORKS = {"models.weights", "models.reference", "models.trial", "models.replicas", "models.wavefront", "models.cudnn"}
 ALLOWED = {
     "models.wavefront": set(),
     "models.weights": set(),
     "models.reference": {"models.weights"},
     "models.trial": {"models.weights", "models.reference"},
+    "models.replicas": {"models.trial", "models.reference"},
     "models.cudnn": {"models.weights", "models.wavefront"},
     **dict.fromkeys(("models.tf", "models.pytorch", "models.jax", "models.keras"), NETWORKS),
     "models.rows": {"models.tf", "models.pytorch", "models.jax", "models.keras"},  # LAZY
@@ -30,6 +31,11 @@ ALLOWED = {
     "harness.measure": {"harness.errors", "harness.record", "harness.frameworks"},
     "harness.report": {"harness.errors", "harness.record"},
     "harness.compare": {"harness.errors", "harness.record", "harness.report"},
+    # Looks at a user's model, and tries this suite's layers in it: the one room of the harness that knows models.
+    "harness.doctor": {
+        *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.run"),
+        *("models.wavefront", "models.cudnn"),
+    },
     "harness.run": {
         *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.report", "harness.data")
     },

@@ -17,7 +17,12 @@ from harness.frameworks import cuda_libraries
 from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, Draws, bytes_to_host, is_kernel, syncs_within
 from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
-MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
+MATMUL_PRECISION = {
+    "fp32": "highest",
+    "tf32": "tensorfloat32",
+    "fp16": "highest",
+    "bf16": "highest",
+}  # of float32 products
 
 # In the text of a compiled program: the head of a computation, an instruction with its opcode after a type, and its references.
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")

@@ -27,7 +27,7 @@ class TorchRuntime:
     Args:
         device: "gpu" or "cpu". On "cpu" the parent hides the GPUs (CUDA_VISIBLE_DEVICES).
         precision: "tf32" switches TensorFloat-32 on for matrix products and for cuDNN, everything else switches both off
-            (PyTorch's own default is on for cuDNN alone). Under "fp16" products accumulate in float32 throughout.
+            (PyTorch's own default is on for cuDNN alone). Under "fp16" and "bf16" products accumulate in float32 throughout.
         threads: of the operators' pool; the number of physical cores.
     """
 
@@ -56,8 +56,8 @@ class TorchRuntime:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         matmul = torch.backends.cuda.matmul
         matmul.allow_tf32 = precision == "tf32"
-        # On by default: the parts of a split product would be summed in float16.
-        matmul.allow_fp16_reduced_precision_reduction = False
+        # On by default: the parts of a split product would be summed in 16 bits.
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         if device == "gpu" and not torch.cuda.is_available():
             raise UserError(
                 f"the driver shows an NVIDIA GPU but PyTorch {torch.__version__} does not: ./run_all.sh --peers "

@@ -71,7 +71,7 @@ def make(framework: str, device: str, precision: str, threads: int, compiled: st
     Args:
         framework: of FRAMEWORKS; ValueError for another.
         device: "gpu" or "cpu".
-        precision: "fp32", "tf32" or "fp16".
+        precision: "fp32", "tf32", "fp16" or "bf16".
         threads: of the operators on a CPU; the number of physical cores.
         compiled: folder for what XLA, Inductor and Triton compile, which a later process takes from there; None: no such folder.
             Where the user has set one of these variables, they stay as they are.

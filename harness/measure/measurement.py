@@ -266,10 +266,11 @@ class Measurement:
             blocks=c["BLOCKS"],
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
+            agree=self._agree,
         )
         proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
-        losses = [self.runtime.to_numpy(block) for block in timed.losses]
+        losses = [self._losses(block) for block in timed.losses]
         curve = self.reference[CURVES[mode]]
         proof.timed_losses(losses, curve, dropout=mode == "train" and "dropout_losses" in self.reference)
         notes = []
@@ -285,6 +286,14 @@ class Measurement:
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
         }, size
+
+    def _agree(self, value: Any) -> Any:
+        """What all processes that take a step together go by, of what each has found (harness/measure/replicas.py)."""
+        return value
+
+    def _losses(self, block: Sequence) -> np.ndarray:
+        """Losses [n] of what a block's steps returned."""
+        return self.runtime.to_numpy(block)
 
     def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
         """See harness.measure.after_blocks."""
@@ -338,7 +347,8 @@ class Measurement:
             proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
-            if self._holds_more and not self.process and not proof.failures:
+            told = fits.tells_steps(self.precision, batch_size)
+            if self._holds_more and not self.process and not proof.failures and told:
                 proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
@@ -513,12 +523,12 @@ def handed_to_fit(trial: Any, batch_size: int) -> int:
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
-    measure for every row, whatever its framework, so that their shares are of one number.
+    Random numbers, since zeros draw less power and run faster. In 16 bits at fp16 and bf16. TensorFlow's product is the measure
+    for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 
-    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    dtype = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(runtime.precision, tf.float32)
     a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
 
     def products():

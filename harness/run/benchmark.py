@@ -292,6 +292,7 @@ class Parent:
         locate(self.options.data)
         if self.device == "gpu" and not machine.gpu_count():
             raise UserError(machine.NO_GPU)
+        _ = self.gpus  # as many as asked for
         gpu_bytes = machine.gpu_memory_bytes() if self.device == "gpu" else None
         for constants in self._points():
             if impossible := self.benchmark.impossible(constants):
@@ -432,10 +433,33 @@ class Parent:
         if self.options.at_once or self.device == "cpu" or machine.gpu_is_exclusive():
             return self.options.at_once or 1
         needs = GPU_BYTES + HELD_TIMES * 4 * max(self.benchmark.values(constants) for constants in self._points())
-        room = [machine.physical_cores() // 2, machine.memory_bytes() // HOST_BYTES]
+        room, gpus = [machine.physical_cores() // 2, machine.memory_bytes() // HOST_BYTES], max(1, len(self.gpus))
         if gpu_bytes := machine.gpu_memory_bytes():
-            room.append(gpu_bytes // needs)
-        return int(max(1, min(AT_ONCE, *room)))
+            room.append(gpus * (gpu_bytes // needs))
+        return int(max(gpus, min(gpus * AT_ONCE, *room)))
+
+    @functools.cached_property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that --gpus asks for; [] without it. Raises UserError."""
+        count = self.options.gpus or 1
+        if count == 1:
+            return []
+        if self.device == "cpu":
+            raise UserError(f"--gpus={count}: this run is on a CPU; leave it out, or run where there are {count} GPUs")
+        found = machine.gpus()
+        if len(found) < count:
+            raise UserError(
+                f"--gpus={count}: {len(found)} visible; expected a number up to that, see CUDA_VISIBLE_DEVICES"
+            )
+        kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
+        if len(kinds) > 1:
+            one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"
+            raise UserError(f"--gpus={count}: {' and '.join(kinds)}: a table is of one kind of GPU; {one}")
+        return [gpu.uuid for gpu in found[:count]]
+
+    def _gpu_of(self, row: str) -> str | None:
+        """All processes of a row are on one GPU."""
+        return self.gpus[self.rows.index(row) % len(self.gpus)] if self.gpus else None
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags
@@ -478,12 +502,13 @@ class Parent:
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
         departs = options.departs_from_protocol(self.constants, protocol)
-        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"]
-        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, fp16 does not.
-        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] == "fp16"
+        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"] if departs else []
+        notes += [f"--gpus={len(self.gpus)}: timed beside a row on another GPU"] if self.gpus else []
+        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, 16 bits do not.
+        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] in ("fp16", "bf16")
         published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)
         return schema.new_record(
-            notes=notes if departs else [],
+            notes=notes,
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
             config=json.loads(json.dumps(self.constants)), published=dict(published),
             environment={"software": self.software[self.benchmark.rows[row].framework], "at_once": self.at_once}, **rest,
@@ -549,6 +574,7 @@ class Parent:
             "limit_s": self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
             "log": self._log_of(job.get("row", task)),
             "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
+            "gpu": self._gpu_of(job["row"]) if "row" in job else None,
             "env": {**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             "watch": watch,
         }  # fmt: skip

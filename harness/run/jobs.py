@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.record import machine
 from harness.run import options
 from harness.run.options import Constant, Header, Options
 
+SEVERAL_GPUS = "multi_gpu"  # runs where more than one GPU is visible or --only names it
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
@@ -64,7 +66,9 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
+    several = found.device != "cpu" and machine.gpu_count() > 1
+    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or several)
+    chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [
             script for script in headers if name in headers[script].constants or name in SCRIPT_FLAGS.get(script, {})

@@ -88,7 +88,11 @@ LIMITS = {
     "CONFIG": Limit(str, example="small"),
     "ROWS": Limit(str, example="keras,keras_cudnn"),
     "AXES": Limit(str, example='"units=64,128 batch=1,32"'),
-    "PRECISION": Limit(str, choices=("fp32", "tf32", "fp16")),
+    "REPLICAS": Limit(str, example="1,2"),
+    "SCALING": Limit(str, example="weak,strong"),
+    "HOSTS": Limit(str, example="127.0.0.1,127.0.0.2"),
+    "PROTOCOL": Limit(str, choices=("stacked_lm", "ptb")),
+    "PRECISION": Limit(str, choices=("fp32", "tf32", "fp16", "bf16")),
     "SEED": Limit(int, low=0, high=2**32 - 1, example=1),
     # networks
     "UNITS": _count(256),

@@ -13,7 +13,11 @@ from models import trial
 from models.cudnn.graph_difference import graph_difference
 from models.weights import layouts
 
-POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
+POLICIES = {p: "float32" for p in ("fp32", "tf32")} | {
+    "fp16": "mixed_float16",
+    "bf16": "mixed_bfloat16",
+    "fp64": "float64",
+}
 
 
 @keras.saving.register_keras_serializable("lstm_benchmarks")
@@ -78,7 +82,7 @@ def build_classifier(
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         steps_per_execution: of the model: training steps of one call of TensorFlow.
         compiled_loop: whether those are one XLA program: models.wavefront.compiled_loop.CompiledLoop, a keras.Sequential.
-        precision: "fp32", "tf32" (set in the framework, the same model), "fp16" (mixed_float16) or "fp64".
+        precision: "fp32", "tf32" (set in the framework, the same model), "fp16" or "bf16" (mixed) or "fp64".
         loss_scale: static, of fp16; see models/tf/language_model.py.
     """
     policy = POLICIES[precision]

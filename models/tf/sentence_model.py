@@ -58,7 +58,7 @@ class SentenceModel(LanguageModel):
         return super()._network(tokens, states, training, stack_dropout, **lengths)
 
     def _loss(self, logits, targets):
-        if logits.dtype == tf.float16:
+        if logits.dtype.size == 2:
             logits = tf.cast(logits, tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
         losses *= tf.cast(targets != IGNORED, losses.dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import intervals, records, schema
+from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
 
 
@@ -63,6 +63,18 @@ def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_find
     assert sorted(beside) == ["found []", "found no folder", "found no folder"], (
         "none has ended before the others start"
     )
+
+
+def test_rows_are_spread_over_the_gpus_and_each_stays_on_one(stub, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "H200"), machine.Gpu("GPU-b", "H200")])
+    text = stub.script.read_text().replace('"syncs": None', '"syncs": 1')
+    noted = "note(row + ' on ' + os.environ['CUDA_VISIBLE_DEVICES']); note(f\"{row} {m"
+    stub.script.write_text(text.replace('note(f"{row} {m', noted))
+    assert stub.main("--full", "--gpus=2", "--rows=first,second,third", device="gpu") == 0
+    found = {tuple(line.split(" on ")) for line in stub.starts() if " on " in line}
+    assert found == {("first", "GPU-a"), ("second", "GPU-b"), ("third", "GPU-a")}
+    assert "timed beside a row on another GPU" in (stub.out / "stub.md").read_text()
 
 
 def test_a_record_is_written_after_each_process(stub, monkeypatch):

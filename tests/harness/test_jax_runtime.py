@@ -46,12 +46,12 @@ def in_a_process_of_its_own(code: str):
 
 def test_products_are_tf32_under_tf32_alone():
     found = {}
-    for precision in ("fp32", "tf32", "fp16"):
+    for precision in ("fp32", "tf32", "fp16", "bf16"):
         jax_cases.make_runtime("cpu", precision)
         traced = jax.jit(lambda a: a @ a).trace(jax.ShapeDtypeStruct((2, 2), "float32")).jaxpr
         [product] = [equation for equation in traced.eqns if equation.primitive.name == "dot_general"]
         found[precision] = product.params["precision"][0].name
-    assert found == {"fp32": "HIGHEST", "tf32": "HIGH", "fp16": "HIGHEST"}
+    assert found == {"fp32": "HIGHEST", "tf32": "HIGH", "fp16": "HIGHEST", "bf16": "HIGHEST"}
 
 
 def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow(runtime):

@@ -105,6 +105,17 @@ def run(folder: Path, *argv: str) -> int:
     return suite.main([*argv, f"--out={folder.parent / 'out'}"], folder)
 
 
+@pytest.mark.parametrize(
+    "gpus, argv, runs", [(1, [], False), (2, [], True), (2, ["--device=cpu"], False), (0, ["--only=multi_gpu"], True)]
+)
+def test_several_gpus_are_benchmarked_where_there_are_several_or_only_names_it(tmp_path, monkeypatch, gpus, argv, runs):
+    folder = write_scripts(tmp_path)
+    (folder / "multi_gpu.py").write_text((folder / "mnist.py").read_text())
+    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
+    _, chosen = jobs.parse(argv, jobs.read_headers(folder))
+    assert ("multi_gpu" in chosen) == runs
+
+
 def test_full_preset_measures_large_ptb_and_trains_the_small_one(scripts):
     ptb = ["ptb --config=large", "ptb --config=small --train"]
     expected = ["mnist", *ptb, "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
@@ -147,7 +158,7 @@ def test_order_of_only_is_the_suites(scripts):
         (["--unitz=3"], ["--unitz", "--units"]),
         (["--units=0"], ["--units=0", "at least 1"]),
         (["--units"], ["--units", "missing"]),
-        (["--precision=int8"], ["int8", "fp32, tf32, fp16"]),
+        (["--precision=int8"], ["int8", "fp32, tf32, fp16, bf16"]),
         (["--config=huge"], ["huge", "small", "large", "only"]),
         (["--config=small", "--only=mnist"], ["--config=small", "ptb"]),
         (["--noise=1", "--only=mnist,ptb"], ["--noise", "synthetic"]),

@@ -50,13 +50,13 @@ def lstm_step(device: str = "cpu"):
 # -- what is configured ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 def test_tf32_is_on_everywhere_under_tf32_and_off_everywhere_else(precision):
     TorchRuntime("cpu", precision, 1)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (precision == "tf32",) * 2
     assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else "highest")
-    assert not matmul.allow_fp16_reduced_precision_reduction
+    assert not matmul.allow_fp16_reduced_precision_reduction and not matmul.allow_bf16_reduced_precision_reduction
 
 
 def test_runtime_has_the_threads_that_were_asked_for():

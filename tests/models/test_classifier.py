@@ -67,7 +67,7 @@ KERNELS = {
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16")])
+@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16"), ("keras", "bf16")])
 def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runtime):
     trial = cases.classifier(row, precision)
     proof = cases.prove_fit(trial, precision, KERNELS[row], tensorflow_runtime)

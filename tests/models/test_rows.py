@@ -100,6 +100,16 @@ def test_precision_that_a_row_does_not_have_is_refused_before_anything_is_import
         row.build(precision="fp16")
 
 
+def test_rows_on_tensorflows_cell_ops_and_its_cudnn_have_no_bfloat16():
+    found = {name for name, row in (rows.LANGUAGE_MODEL | rows.FIT).items() if "bf16" not in row.precisions}
+    assert found == {
+        "static_eager", "static_graph", "block_fused", "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla",
+        "jax_cudnn", "keras_jax_cudnn",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="has no bf16, expected one of fp32, tf32, fp16"):
+        rows.LANGUAGE_MODEL["block_fused"].build(precision="bf16")
+
+
 def test_registry_imports_no_framework():
     code = "import sys; from models import rows; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
