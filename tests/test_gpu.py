@@ -191,4 +191,4 @@ def test_utilisation_is_a_percentage_above_0_while_products_run(gpu_runtime):
         with machine.UtilisationSampler() as sampler:
             clocks.run_for(1.5, lambda batch: tf.matmul(batch, batch), [a], gpu_runtime.sync)
     assert 0 < sampler.percent <= 100
-    assert machine.gpu_processes() in (None, *range(1, 100)), "this one, or none in a container"
+    assert machine.gpu_state()["gpu_processes"] in (None, *range(1, 100)), "this one, or none in a container"
