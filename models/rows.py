@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-PRECISIONS = ("fp32", "tf32", "fp16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+WITHOUT_BF16 = PRECISIONS[:3]  # TensorFlow's cell ops have no bfloat16, and its op for cuDNN computes in float32 then
 Expected = Callable[[int, int, str], dict[str, Any]]  # (num_layers, time_steps, "gpu" or "cpu") → arguments of Kernel
 Counts = Callable[[int, int], Mapping[str, Any]]  # (num_layers, time_steps) → {op: least number, or (least, most)}
 
@@ -69,9 +70,14 @@ class Row:
             found = {**found, "ops": ops, "passes": {}}
         if self.framework != "torch":
             return found
-        counted = {key: found[key] for key in ("ops", "train_ops", "passes") if key in found}
-        scaled = {key: {op: _times(steps, count) for op, count in own.items()} for key, own in counted.items()}
-        return {**found, **scaled}
+        return _of_steps(found, steps)
+
+
+def _of_steps(expected: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The same of so many steps."""
+    counted = {key: expected[key] for key in ("ops", "train_ops", "passes") if key in expected}
+    scaled = {key: {op: _times(steps, count) for op, count in own.items()} for key, own in counted.items()}
+    return {**expected, **scaled}
 
 
 def _times(steps: int, count: int | tuple[int, int]) -> int | tuple[int, ...]:
@@ -115,10 +121,10 @@ _WAVEFRONT_NOT = f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}"
 
 
 def _tensorflow(what: str, stack: str, expected: Expected, stack_options: Mapping = {}, *, ours: bool = False,
-                needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+                needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, **arguments: Any) -> Row:  # fmt: skip
     """stack: "module.Class" of models/tf; arguments: of models.tf.language_model.build."""
     arguments = {"stack": imported(f"models.tf.{stack}", **stack_options), **arguments}
-    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu)
+    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu, precisions)
 
 
 def _passes(expected: Expected, op: str, forward: Callable[[int, int], int], training: int) -> Expected:
@@ -183,6 +189,7 @@ TENSORFLOW = {
         "block_cell.StaticBlockLSTM",
         _without_cudnn(lambda layers, steps: {"eager:LSTMBlockCell": _once(layers * steps)}, CUDNN_OP, BLOCK_KERNEL),
         eager=True,
+        precisions=WITHOUT_BF16,
     ),
     "static_graph": _tensorflow(
         "C++ cell op LSTMBlockCell, unrolled into one graph",
@@ -192,11 +199,13 @@ TENSORFLOW = {
             f"{CUDNN_OP}|{_NO_EAGER_CELLS}",
             BLOCK_KERNEL,
         ),
+        precisions=WITHOUT_BF16,
     ),
     "block_fused": _tensorflow(
         "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
         "block_fused.FusedBlockLSTM",
         _without_cudnn(lambda layers, steps: {"BlockLSTMV2": _once(layers)}, CUDNN_OP, BLOCK_KERNEL),
+        precisions=WITHOUT_BF16,
     ),
     "keras": _tensorflow(
         "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
@@ -215,6 +224,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"eager:CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         eager=True,
     ),
     "keras_cudnn": _tensorflow(
@@ -223,6 +233,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
     ),
     "cudnn_stack": _tensorflow(
         "CudnnLSTM: the whole stack in one cuDNN call, time-major",
@@ -230,6 +241,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|xla"),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         own_dropout=True,
     ),
     "cudnn_stack_xla": _tensorflow(
@@ -238,6 +250,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|{MATMUL}", rest_ops={"xla": 1}),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         own_dropout=True,
         compile_rest=True,
     ),
@@ -472,6 +485,96 @@ KERAS = {
 
 LANGUAGE_MODEL: dict[str, Row] = TENSORFLOW | PYTORCH | JAX | KERAS
 
+# --- several replicas that train one batch together --------------------------------------------------------------------
+
+COLLECTIVE_REDUCE = r"(\w+:)*CollectiveReduceV[23]"
+TORCH_ALL_REDUCE = r"c10d::allreduce_|gloo:all_reduce|nccl:all_reduce|ncclDevKernel_AllReduce\w*"
+NCCL_KERNEL = r"nccl\w*AllReduce"
+
+
+@dataclass(frozen=True)
+class ReplicatedRow:
+    """A row that trains on several devices; on one it is the row `single`.
+
+    Attributes:
+        what: one line for the tables.
+        single: of LANGUAGE_MODEL.
+        factory: as of Row; it takes `group` and `replicas` besides, and the arguments of the single row's that it names.
+        collective: the op that has to run in a step, on a CPU; on a GPU a kernel that NCCL_KERNEL matches.
+        not_ops: an expression of the single row's ops that may run here.
+        one_process: one process has all devices, instead of one each.
+    """
+
+    what: str
+    single: str
+    factory: str
+    collective: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    changed: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    one_process: bool = False
+
+    @property
+    def row(self) -> Row:
+        return LANGUAGE_MODEL[self.single]
+
+    def build(self, *arguments: Any, group: Any, replicas: int, **options: Any) -> Any:
+        """The row's model; arguments and options as of Row.build, of the whole batch."""
+        if replicas == 1:
+            return self.row.build(*arguments, **options)
+        given = {key: value for key, value in self.row.arguments.items() if key not in ("captured", "own_dropout")}
+        given |= {**self.arguments, "group": group, "replicas": replicas}
+        return imported(self.factory)(*arguments, **given, **options)
+
+    def expected_ops(self, num_layers: int, time_steps: int, device: str, replicas: int) -> dict[str, Any]:
+        """What must run in one step of one process: the arguments of harness.measure.proof.Kernel."""
+        found = self.row.expected_ops(num_layers, time_steps, device)
+        if replicas == 1:
+            return found
+        found = {**self.changed(dict(found))}
+        if device == "gpu":
+            found["rest_kernels"] = NCCL_KERNEL
+        else:
+            found["train_ops"] = {**found.get("train_ops", {}), self.collective: 1}
+        return _of_steps(found, replicas) if self.one_process else found
+
+
+def _of_strategy(what: str, single: str, strategy: str, **rest: Any) -> ReplicatedRow:
+    arguments = {"strategy": strategy, **rest.pop("arguments", {})}
+    return ReplicatedRow(what, single, "models.tf.replicas.build", COLLECTIVE_REDUCE, arguments, **rest)
+
+
+def _of_torch(what: str, single: str, **rest: Any) -> ReplicatedRow:
+    return ReplicatedRow(what, single, "models.pytorch.replicas.build", TORCH_ALL_REDUCE, **rest)
+
+
+_MIRRORED, _WORKERS = "MirroredStrategy", "MultiWorkerMirroredStrategy, a process for each"
+_BUCKET = "a process for each, all gradients added up in one tensor between two compiled halves of the step"
+REPLICATED: dict[str, ReplicatedRow] = {
+    "keras_mirrored": _of_strategy(
+        f"keras.layers.LSTM(use_cudnn=False), {_MIRRORED}", "keras", "mirrored", one_process=True
+    ),
+    "keras_workers": _of_strategy(f"keras.layers.LSTM(use_cudnn=False), {_WORKERS}", "keras", "multi_worker"),
+    "keras_cudnn_mirrored": _of_strategy(
+        f"keras.layers.LSTM(use_cudnn=True), {_MIRRORED}", "keras_cudnn", "mirrored", one_process=True
+    ),
+    "keras_cudnn_workers": _of_strategy(
+        f"keras.layers.LSTM(use_cudnn=True), {_WORKERS}", "keras_cudnn", "multi_worker"
+    ),
+    "wavefront_workers": _of_strategy(f"wavefront, {_BUCKET}", "wavefront", "multi_worker", arguments={"bucket": True}),
+    "wavefront_persistent_workers": _of_strategy(
+        f"wavefront_persistent, {_BUCKET}", "wavefront_persistent", "multi_worker", arguments={"bucket": True}
+    ),
+    "torch_ddp": _of_torch("PyTorch: nn.LSTM, DistributedDataParallel", "torch_lstm"),
+    "torch_bucket": _of_torch(
+        "PyTorch: nn.LSTM, all gradients added up in one tensor, op by op", "torch_lstm", arguments={"bucket": True}
+    ),
+    "torch_bucket_graph": _of_torch(
+        "PyTorch: nn.LSTM, all gradients added up in one tensor, the step with NCCL in one CUDA graph",
+        "torch_lstm_graph",
+        arguments={"bucket": True},
+    ),
+}
+
 # --- whole trainings: Keras' `fit`, and the peers' own loops ------------------------------------------------------------
 
 STEPS_PER_EXECUTION = 50  # of `wavefront`, whose steps TensorFlow's executor runs
@@ -496,15 +599,17 @@ def _compiled_loop(op: str, least: int, kernels: str = "") -> Expected:
 
 
 def _fit(what: str, use_cudnn: bool | str, jit_compile: bool | str, expected: Expected, *, ours: bool = False,
-         needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+         needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, **arguments: Any) -> Row:  # fmt: skip
     """A Keras model on TensorFlow; arguments: of models.keras.classifier.build_classifier."""
     arguments = {"backend": "tensorflow", "use_cudnn": use_cudnn, "jit_compile": jit_compile, **arguments}
-    return Row(what, "tensorflow", "models.keras.build.classifier", expected, arguments, ours, needs_gpu)
+    return Row(what, "tensorflow", "models.keras.build.classifier", expected, arguments, ours, needs_gpu, precisions)
 
 
 FIT_TENSORFLOW = {
     "keras": _fit("LSTM(use_cudnn=False), jit_compile=False: vanilla LSTM", False, False, _KERAS_LOOP),
-    "keras_cudnn": _fit("LSTM(use_cudnn=True): CuDNNLSTM today", True, False, _KERAS_CUDNN, needs_gpu=True),
+    "keras_cudnn": _fit(
+        "LSTM(use_cudnn=True): CuDNNLSTM today", True, False, _KERAS_CUDNN, needs_gpu=True, precisions=WITHOUT_BF16
+    ),
     "keras_xla": _fit(
         "LSTM(use_cudnn=False), jit_compile=True",
         False,
@@ -522,6 +627,7 @@ FIT_TENSORFLOW = {
         _on_a_gpu(_CUDNN_STACK),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
     ),
     "wavefront": _fit(
         f"WavefrontLSTM, jit_compile=True, steps_per_execution={STEPS_PER_EXECUTION}",

@@ -210,12 +210,18 @@ class LanguageModelTrial(Trial):
             number: of the batch.
             update: False: the loss alone, and {}.
         """
-        weights, states = self.weights(), layers_of([self.numpy(state) for state in _flat(self.states)])
         made = self._moments()
         moments = made and (int(made[0]), *(self._canonical(part) for part in made[1:]))
+        return expected.step(setup, self.weights(), self._states_now(), self._words(number), moments, update)
+
+    def _states_now(self) -> list:
+        """The canonical states that the next step starts from."""
+        return layers_of([self.numpy(state) for state in flat(self.states)])
+
+    def _words(self, number: int) -> list[np.ndarray]:
+        """Tokens and targets [batch, time] of a batch."""
         tokens, targets = self.batches[number % len(self.batches)]
-        batch = [self._batch_major(self.numpy(ids)) for ids in (_flat(tokens)[0], targets)]
-        return expected.step(setup, weights, states, batch, moments, update)
+        return [self._batch_major(self.numpy(ids)) for ids in (flat(tokens)[0], targets)]
 
     def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
         """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""
@@ -242,7 +248,7 @@ class LanguageModelTrial(Trial):
         """
         self.restore()
         start, rate = self.weights(), self._learning_rate()
-        telling = dropout.language_model_weights(start, self.numpy(self.batches[0][1]))
+        telling = dropout.language_model_weights(start, self._words(0)[1])
         try:
             self.start_from(telling, None)
             self._set_learning_rate(0.0)
@@ -299,9 +305,9 @@ class LanguageModelTrial(Trial):
         return array.swapaxes(0, 1) if self.time_major else array
 
 
-def _flat(states: Any) -> list:
+def flat(states: Any) -> list:
     """The tensors of nested tuples and lists, in their order."""
-    return [tensor for part in states for tensor in _flat(part)] if isinstance(states, tuple | list) else [states]
+    return [tensor for part in states for tensor in flat(part)] if isinstance(states, tuple | list) else [states]
 
 
 def dropout_losses_of_fit(trial: Any, count: int) -> np.ndarray:
@@ -428,7 +434,7 @@ class ClassifierTrial(Trial):
     dropout_losses = dropout_losses_of_fit
 
     def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
-        """As `timed_steps`, with dropout off; `clock` is not told."""
+        """As `timed_steps`, with dropout off; `clock` is not called."""
         with self.without_dropout():
             return self.timed_steps(count)
 

@@ -14,12 +14,13 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 TREES = ("models", "harness", "benchmarks")
 NAME = re.compile(rf"({'|'.join(TREES)})(\.\w+)+\.?")  # of a module, or how one begins
-NETWORKS = {"models.weights", "models.reference", "models.trial", "models.wavefront", "models.cudnn"}
+NETWORKS = {"models.weights", "models.reference", "models.trial", "models.replicas", "models.wavefront", "models.cudnn"}
 ALLOWED = {
     "models.wavefront": set(),
     "models.weights": set(),
     "models.reference": {"models.weights"},
     "models.trial": {"models.weights", "models.reference"},
+    "models.replicas": {"models.trial", "models.reference"},
     "models.cudnn": {"models.weights", "models.wavefront"},
     **dict.fromkeys(("models.tf", "models.pytorch", "models.jax", "models.keras"), NETWORKS),
     "models.rows": {"models.tf", "models.pytorch", "models.jax", "models.keras"},  # LAZY
@@ -41,7 +42,7 @@ ALLOWED = {
 }
 LAZY = "models.rows"  # imports what builds a row in the process that needs it, and nothing at its head
 EXCEPTED = {
-    ("harness.run.check", "models.wavefront.nvrtc")
+    ("harness.frameworks.tensorflow", "models.wavefront.nvrtc")
 }  # --check tries the very way by which rows launch CUDA kernels
 
 

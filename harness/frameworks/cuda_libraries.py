@@ -23,6 +23,14 @@ def cuda_runtime() -> str | None:
     return f"{version.value // 1000}.{version.value // 10 % 100}"
 
 
+def nccl() -> str | None:
+    """Of NCCL, such as "2.29.7"; TensorFlow has it built in where no file of it is loaded: None then."""
+    library, version = _loaded("libnccl"), ctypes.c_int()
+    if library is None or library.ncclGetVersion(ctypes.byref(version)):
+        return None
+    return _dotted(version.value)
+
+
 def _dotted(version: int) -> str:
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 

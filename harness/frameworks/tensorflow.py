@@ -1,6 +1,7 @@
 """TensorFlow as a row's process needs it: configured before the first tensor, synchronised, profiled, asked what it is."""
 
 import glob
+import json
 import os
 import re
 import subprocess
@@ -9,13 +10,14 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, Draws, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
 OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
@@ -31,6 +33,8 @@ class TensorFlowRuntime:
     """
 
     name = "tensorflow"
+    keeps_compiled: ClassVar = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory={}"}
+    draws = Draws(r"(\w+:)*(Stateless)?RandomUniform\w*", within=r"(\w+:)?CudnnRNN\w*")
 
     def __init__(self, device: str, precision: str, threads: int) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -56,8 +60,15 @@ class TensorFlowRuntime:
         keras.utils.set_random_seed(seed)
 
     def sync(self) -> None:
-        """Return once everything launched on the device has ended."""
-        self._tf.test.experimental.sync_devices()
+        """Return once everything launched on the device has ended; of several processes of tf.distribute, on this one's."""
+        task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task")
+        if task is None:
+            self._tf.test.experimental.sync_devices()
+            return
+        names = [device.name for device in self._tf.config.list_logical_devices()]
+        for name in [name for name in names if "/task:" not in name or f"/task:{task['index']}/" in name]:
+            with self._tf.device(name):
+                self._tf.raw_ops.SyncDevice()
 
     def on_device(self, tensor: object) -> bool:
         """Whether reading this one makes the host wait; on a CPU all but int32, which TensorFlow keeps on the host everywhere."""
@@ -110,6 +121,46 @@ class TensorFlowRuntime:
         if scopes:
             about["scopes"] = found.counted()
         return {"ops": dict(ops), "kernels": dict(kernels), **about}
+
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+        import keras
+        import tensorflow as tf
+
+        gpu, x = self.device == "gpu", tf.constant(numbers())
+
+        def lstm() -> None:
+            layer = keras.layers.LSTM(SIZE, use_cudnn=gpu)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(x[:, None, :]) ** 2)
+            self.to_numpy([tf.reduce_sum(gradient) for gradient in tape.gradient(loss, layer.trainable_variables)])
+
+        def xla() -> None:
+            product = tf.function(lambda a: tf.tanh(a @ a), jit_compile=True)
+            expect("XLA", product(x).numpy(), tf.tanh(x @ x).numpy())
+
+        def nvrtc_kernel() -> str | None:
+            from models.wavefront import nvrtc
+
+            try:
+                chip = nvrtc.chip()
+            except ValueError as error:
+                if "an NVIDIA driver of CUDA" not in str(error):
+                    raise
+                return f"not run, and wavefront_persistent will not: {error}"
+            source = """extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"""
+            code = nvrtc.ptx(source, (), chip.capability)
+            spec = tf.TensorSpec((SIZE,), tf.float32)
+            kernel = tf.function(lambda a: nvrtc.launch("twice", code, [a], [spec], 1, SIZE, 0)[0], jit_compile=True)
+            expect("the kernel", kernel(x[0]).numpy(), 2 * x[0].numpy())
+            return None
+
+        steps = [("matrix product", lambda: expect("product", (x @ x).numpy(), x.numpy() @ x.numpy()))]
+        if gpu:
+            seen = tf.config.list_physical_devices("GPU")
+            steps = [("GPUs", lambda: all_gpus(len(seen))), *steps, ("cuDNN LSTM", lstm), ("XLA", xla)]
+            return [*steps, ("NVRTC kernel", nvrtc_kernel)]
+        return [*steps, ("LSTM", lstm), ("XLA", xla)]
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""

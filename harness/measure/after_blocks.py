@@ -82,7 +82,9 @@ def _hold_work(proof: Proof, less: Mapping, steps: int, more: Mapping, times: in
 def _shapes(batch: Any) -> tuple:
     if isinstance(batch, tuple | list):
         return tuple(_shapes(part) for part in batch)
-    return tuple(batch.shape)
+    return tuple(
+        getattr(batch, "shape", ())
+    )  # a tensor of several devices has none: its parts are alike in every batch
 
 
 def hold_next_steps(proof: Proof, trial: Any, reference: Mapping[str, Any], number: int) -> None:

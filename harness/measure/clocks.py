@@ -29,7 +29,7 @@ LAG_SHARE = 0.01  # of the block, where that is more: what a figure may be wrong
 SHORT_BLOCK_S = 0.1
 SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
 STANDARD = (sysconfig.get_path("stdlib"), "<frozen")  # files of a thread that waits for work
-THREAD_S = 0.001  # in which another thread begins with what it was told to do
+THREAD_S = 0.001  # in which another thread begins with its work
 LAGS = 3  # at least so many blocks are late before a row is
 
 
@@ -97,6 +97,7 @@ def time_blocks(
     blocks: int,
     min_block_s: float,
     whole_rounds: bool = False,
+    agree: Callable[[Any], Any] = lambda value: value,
 ) -> Blocks:
     """Time `blocks` blocks of `step(batch)`, rotating among `batches`, which lie on the device already.
 
@@ -109,13 +110,16 @@ def time_blocks(
             clock has stopped, unless `sync` came back too early. Called after the clock stopped.
         warmup_batches, warmup_limit_s: the least number of batches of the warm-up, and the s after which it is given up.
         whole_rounds: whether a block takes each of `batches` equally often: where they differ in size.
+        agree: of what a process has found, what all processes that take these steps together go by: each of them has to take as
+            many steps. Called outside the timed region.
     """
     least = max(warmup_batches, len(batches))  # every staged batch once: it may have a shape of its own
-    warmup, batch_s = _warm_up(step, batches, sync, restore, least, warmup_limit_s, len(batches) if whole_rounds else 1)
-    size = _multiple(block_size(batch_s, timed_batches, min_block_s), len(batches) if whole_rounds else 1)
+    rounds = len(batches) if whole_rounds else 1
+    warmup, batch_s = _warm_up(step, batches, sync, restore, least, warmup_limit_s, rounds, agree)
+    size = _multiple(block_size(batch_s, timed_batches, min_block_s), rounds)
     order = [batches[k % len(batches)] for k in range(size)]
     ms, losses, lag_s, limit_s, at_work = [], [], [], [], []
-    while len(ms) < blocks or (len(ms) < LAGS and (_all_late(lag_s, limit_s) or all(at_work))):
+    while len(ms) < blocks or (len(ms) < LAGS and agree(_all_late(lag_s, limit_s) or all(at_work))):
         restore()
         sync()
         threads = _threads()
@@ -166,7 +170,9 @@ def lag_limit(block_s: float) -> float:
     return SHORT_LAG_LIMIT_S if block_s < SHORT_BLOCK_S else max(LAG_LIMIT_S, LAG_SHARE * block_s)
 
 
-def _warm_up(step, batches, sync, restore, least: int, limit_s: float, multiple: int) -> tuple[Warmup, float]:
+def _warm_up(
+    step, batches, sync, restore, least: int, limit_s: float, multiple: int, agree: Callable
+) -> tuple[Warmup, float]:
     """(the warm-up, s per batch at its end). A window begins like a block, from restored weights and on an idle device."""
     begin = time.perf_counter()
     batch_s: list[float] = []  # one per window
@@ -175,11 +181,11 @@ def _warm_up(step, batches, sync, restore, least: int, limit_s: float, multiple:
         restore()
         order = [batches[(done + k) % len(batches)] for k in range(size)]
         seconds, _ = seconds_of(lambda order=order: [step(batch) for batch in order], sync)
+        seconds, took = agree([seconds, time.perf_counter() - begin])
         done += size
         batch_s.append(seconds / size)
         recent = batch_s[-SETTLED_WINDOWS:]
         settled = len(recent) == SETTLED_WINDOWS and max(recent) <= SETTLED * min(recent)
-        took = time.perf_counter() - begin
         if done >= least and (settled or took >= limit_s):
             return Warmup(took, done, settled), statistics.median(recent)
         size = _multiple(max(1, round(window_s / max(batch_s[-1], 1e-5))), multiple)
@@ -229,7 +235,7 @@ def first_call(function: Callable[["EpochClock"], object], sync: Callable[[], No
 class EpochClock:
     """Seconds of each part of a whole training: training and validation per epoch.
 
-    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle. A Keras `fit` is told of by
+    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle. For a Keras `fit` that is
     `callback`: there a part lasts from the begin of its first step to the end of its last one, when Keras has read that step's
     logs. (On PyTorch Keras takes an epoch's first batch before it says so.)
 

@@ -20,7 +20,7 @@ SCHEMA = 1  # of a run's folder and its layouts
 RECORDS = (1, 2)  # of a record; a new one has the last
 MODES = ("fit", "train", "forward", "stack")
 DEVICES = ("gpu", "cpu")
-PRECISIONS = ("fp32", "tf32", "fp16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 STATUSES = ("ok", "skipped", "failed")
 ERRORS = ("outputs_err", "gradients_err", "update_err", "loss_err", "spread_err")
 
@@ -119,6 +119,19 @@ def _warmup(value: Any) -> bool:
     )
 
 
+def _replicas(value: Any) -> bool:
+    """Of a row that trains on several devices (harness/measure/replicas.py)."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"gpus", "workers", "hosts", "names", "link", "nccl", "communication_ms"}
+        and _count(value["gpus"])
+        and _count(value["workers"])
+        and all(list_of(is_text)(value[key]) for key in ("hosts", "names"))
+        and all(or_null(is_text)(value[key]) for key in ("link", "nccl"))
+        and number_or_null(value["communication_ms"])
+    )
+
+
 def _throughput(value: Any) -> bool:
     return isinstance(value, dict) and _number(value.get("value")) and isinstance(value.get("unit"), str)
 
@@ -193,6 +206,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "epoch_s": ("a list of numbers", list_of(_number)),
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
+    "replicas": ("{gpus, workers, hosts, names, link, nccl, communication_ms}", _replicas),
     # of --repeat-until
     "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }

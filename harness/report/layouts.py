@@ -11,6 +11,19 @@ from harness.report.cells import split_format
 Rules = dict[str, tuple[str, Callable[[Any], bool]]]  # key: (what is expected, test)
 
 
+def _replicas(value: Any) -> bool:
+    """As harness/report/replicas.py has it."""
+    if not isinstance(value, dict) or value.get("mode") not in schema.MODES or not _list(value.get("published", [])):
+        return False
+    texts, figures = ("row", "description", "reason", "config"), ("gpus", "words", "speedup")
+    return all(
+        isinstance(row, dict)
+        and all(is_text(row.get(key)) for key in texts)
+        and all(key in row and schema.number_or_null(row[key]) for key in figures)
+        for row in value.get("published", [])
+    )
+
+
 def _list(value: Any) -> bool:
     return isinstance(value, list)
 
@@ -30,6 +43,7 @@ LAYOUT_OPTIONAL: Rules = {
     "headline": ("an object", lambda value: isinstance(value, dict | None)),
     "ours": ("a list of texts", _texts),
     "axes": ("a list", _list),
+    "replicas": ("an object with the mode of its records, and published rows", lambda value: _replicas(value)),
 }
 TABLE: Rules = {
     "title": _TEXT,

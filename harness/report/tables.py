@@ -29,7 +29,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, launches, plots
+from harness.report import axes, curves, launches, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -44,7 +44,7 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
         for index in range(len(layout["tables"]))
         for group, members in in_groups(rows).items()
         if (table := build(layout, index, group, members, notes))
-    ] + axes.tables(layout, rows, notes)
+    ] + [*axes.tables(layout, rows, notes), *replicas.tables(layout, rows, notes)]
     lines = [f"# {layout['title']}", "", layout["question"], "", *head(rows), ""]
     lines += paragraphs(axes.left_out(layout, rows))
     for table in tables:
@@ -132,7 +132,10 @@ def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems
     missing = [record for record in every if record["status"] != "ok"]
     if missing or problems:
         lines += ["## Rows without figures", ""]
-        lines += [f"- {records.record_name(r)}: {r['status']}: {plain(r['reason'])}" for r in missing]
+        lines += [
+            f"- {records.record_name(r)}: {r['status']}: {plain(what_ran.reason_in_words(r['reason']))}"
+            for r in missing
+        ]
         lines += [f"- {plain(problem.replace(f'{run}{os.sep}', ''))}" for problem in problems]
     return "\n".join(lines).rstrip() + "\n"
 

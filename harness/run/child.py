@@ -113,6 +113,8 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
     if job["task"] == "reference":
         save_reference(Path(job["path"]), benchmark.reference(constants, data))
         return {}
+    if "replicas" in job:
+        from harness.measure.replicas import ReplicatedMeasurement as Measurement
     row = benchmark.rows[job["row"]]
     measurement = Measurement(job, data, row.expected_ops(constants), row.framework, processes.Turns(job))
     return benchmark.run_row(job["row"], constants, measurement)

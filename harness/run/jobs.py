@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.record import machine
 from harness.run import options
 from harness.run.options import Constant, Header, Options
 
-SCRIPTS = ("mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic")  # in the order in which they run
+SEVERAL_GPUS = "multi_gpu"  # runs where more than one GPU is visible or --only names it
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
@@ -39,12 +40,17 @@ class Job:
         return " ".join([self.name, *(a for a in self.arguments if a.startswith("--config=") or "=" not in a)])
 
 
+def scripts(folder: Path) -> list[str]:
+    """The names of the benchmarks in a folder, in the order in which they run: a script that is put there is one."""
+    return sorted(path.stem for path in folder.glob("[!_]*.py"))
+
+
 def read_headers(folder: Path) -> dict[str, Header]:
     """The headers of the suite's scripts by name, in the order in which they run. Raises UserError."""
-    missing = [name for name in SCRIPTS if not (folder / f"{name}.py").is_file()]
-    if missing:
-        raise UserError(f"{folder}: {missing[0]}.py is missing; restore it from the repository")
-    return {name: options.read_header(folder / f"{name}.py") for name in SCRIPTS}
+    names = scripts(folder)
+    if not names:
+        raise UserError(f"{folder}: holds no script, expected the benchmarks; restore them from the repository")
+    return {name: options.read_header(folder / f"{name}.py") for name in names}
 
 
 def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, list[str]]:
@@ -60,7 +66,9 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    chosen = _choose(str(found.values.pop("ONLY", ",".join(headers))), list(headers))
+    several = found.device != "cpu" and machine.gpu_count() > 1
+    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or several)
+    chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [
             script for script in headers if name in headers[script].constants or name in SCRIPT_FLAGS.get(script, {})

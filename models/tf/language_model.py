@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from models import trial
 from models.cudnn.graph_difference import graph_difference
-from models.tf.stack import Stack
+from models.tf.stack import POLICIES, Stack
 from models.wavefront import softmax
 from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import add_bias
 from models.weights.canonical import stack_size
 
-COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 class LanguageModel(trial.LanguageModelTrial):
@@ -77,8 +77,7 @@ class LanguageModel(trial.LanguageModelTrial):
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
         self.head = None
         if jit_compile or fused_loss:
-            policy = "mixed_float16" if stack.dtype == "float16" else stack.dtype
-            self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=policy)
+            self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=POLICIES[stack.dtype])
             self.head.build((None, stack.units))
             self.head.set_weights([weights["dense_0/kernel"], weights["dense_0/bias"]])
             self.kernel, self.bias = self.head.kernel, self.head.bias
@@ -177,7 +176,7 @@ class LanguageModel(trial.LanguageModelTrial):
         """Adam's first moment is (1 − β₁) g after one step; SGD moved every weight by −learning_rate · g."""
         if isinstance(self.optimizer, keras.optimizers.Adam):
             return [m.value / (1.0 - self.optimizer.beta_1) for m in self.optimizer._momentums]
-        rate = float(self.optimizer.learning_rate)
+        rate = self._learning_rate()
         starts = self._start[: len(self.variables)]
         return [(start - v.value) / rate for start, v in zip(starts, self.variables, strict=True)]
 
@@ -266,7 +265,7 @@ class LanguageModel(trial.LanguageModelTrial):
         if self.jit_compile:
             losses = self.head.cross_entropy(logits, targets)  # [batch, time]
         else:
-            logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
+            logits = tf.cast(logits, tf.float32) if logits.dtype.size == 2 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
         return self._reduced(losses)
 
@@ -279,12 +278,17 @@ class LanguageModel(trial.LanguageModelTrial):
         return loss, hidden, logits, final_states
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
+        gradients, loss, final_states = self._gradients(tokens, targets, states, stack_dropout)
+        self._update(gradients)
+        return loss, final_states
+
+    def _gradients(self, tokens, targets, states, stack_dropout=True):
+        """(gradients of the scaled loss, the loss, final states)"""
         values = [v.value for v in self.variables]
         with tf.GradientTape() as tape:
             _, dropped, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
             scaled_loss, loss = self._training_loss(dropped, targets)
-        self._update(tape.gradient(scaled_loss, values))
-        return loss, final_states
+        return tape.gradient(scaled_loss, values), loss, final_states
 
     def _stack_step(self, inputs, gradient, states):
         variables = [v.value for v in self.stack.variables]
@@ -322,7 +326,7 @@ def build(
         weights, states, batches, options: of LanguageModel.
         optimizer: ("SGD" or "Adam", learning rate): Keras' own.
         stack: (weights, num_layers, dtype) → the stack.
-        precision: "fp32", "tf32", "fp16" or "fp64".
+        precision: "fp32", "tf32", "fp16", "bf16" or "fp64".
         device: TensorFlow finds it by itself.
         own_dropout: `stack` takes a further argument, the rate of the dropout between its layers.
     """

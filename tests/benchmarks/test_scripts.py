@@ -36,11 +36,12 @@ def constants(name, *arguments, preset="full", device="gpu"):
     """A script's constants as its parent resolves them."""
     header = options.read_header(FOLDER / f"{name}.py")
     found = options.parse(header, arguments, SCRIPTS[name].BENCHMARK.flags)
-    return options.resolve(header, found, preset) | {"DEVICE": device}
+    several = {"REPLICAS": 2} if name == "multi_gpu" else {}  # as at one of its points
+    return options.resolve(header, found, preset) | {"DEVICE": device} | several
 
 
 def test_every_question_has_its_script():
-    assert NAMES == ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
+    assert ROWS.keys() <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,6 +115,8 @@ ROWS = {
               "wavefront_persistent", *TORCH, *JAX],
     "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront",
             "wavefront_persistent", *TORCH, *JAX],
+    "multi_gpu": ["keras_mirrored", "keras_workers", "keras_cudnn_mirrored", "keras_cudnn_workers", "wavefront_workers",
+                  "wavefront_persistent_workers", "torch_ddp", "torch_bucket", "torch_bucket_graph"],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", "wavefront", "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
@@ -128,12 +131,14 @@ ROWS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
     table = SCRIPTS[name].ROWS_TABLE
-    assert [row for row in table if row in ROWS[name]] == ROWS[name]  # more may be added in the registry
+    assert [row for row in table if row in ROWS.get(name, ())] == ROWS.get(
+        name, []
+    )  # more may be added in the registry
     for made in table.values():
         kernel = Kernel(**made.expected_ops(SimpleNamespace(**constants(name, device=device))))
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
-    for row, made in ((row, table[row]) for row in ROWS[name]):
-        assert made.needs_gpu == ("cudnn" in row or row in ("torch_lstm_graph", "wavefront_persistent"))
+    for row, made in ((row, table[row]) for row in ROWS.get(name, ())):
+        assert made.needs_gpu == ("cudnn" in row or "graph" in row.split("_") or "persistent" in row)
         assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 
 
@@ -153,6 +158,7 @@ def test_the_persistent_kernels_alone_have_no_second_direction():
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_leave_no_constant_unset_but_those_that_mean_all(name, preset):
     unset = {key for key, value in constants(name, preset=preset).items() if value is None}
+    unset -= {"CLIP_NORM"} if name == "multi_gpu" else set()  # the stacked LM has none
     assert unset <= {"PRECISION", "TRAIN_SEQUENCES", "TRAIN_WORDS", "EVAL_WORDS"}
 
 
@@ -239,7 +245,8 @@ def test_layout_is_one_that_tables_are_drawn_from(name, tmp_path):
     path.write_text(json.dumps({"schema": 1, "benchmark": name, "rows": rows, **script.LAYOUT}))
     layout = tables.read_layout(path)
     modes = {*script.BENCHMARK.modes(set()), *script.BENCHMARK.modes(set(script.BENCHMARK.flags))}
-    assert {table["mode"] for table in [*layout["tables"], *layout.get("axes", [])]} == modes
+    several = [layout["replicas"]] if "replicas" in layout else []
+    assert {table["mode"] for table in [*layout["tables"], *layout.get("axes", []), *several]} == modes
     for note in layout["footnotes"]:
         if isinstance(note, dict):
             assert note["row"] in rows and note.get("device", "gpu") in ("gpu", "cpu")
@@ -269,7 +276,7 @@ def test_every_published_figure_has_a_row_and_a_column(name):
         figures |= row.get("published", {})
     assert set(figures) == columns
     named = {"mnist": PUBLISHED["mnist"], "ptb": PUBLISHED["ptb"]["speed"]["large"], "synthetic": {}, "ptb_sentences": {},
-             "scaling": {},
+             "scaling": {}, "multi_gpu": {},
              "stacked_lm": {row for rows in PUBLISHED["stacked_lm"].values() for row in rows}}[name]  # fmt: skip
     assert {"while_loop, 2 GPUs" if row == "two_gpus" else row for row in named} <= shown
 

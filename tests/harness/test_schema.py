@@ -11,6 +11,15 @@ from tests.record_cases import RUNS, make, proof_of
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
 STEP_OF_ONE = intervals.step_of(BLOCKS[:1])
+REPLICAS = {
+    "gpus": 2,
+    "workers": 2,
+    "hosts": ["a", "b"],
+    "names": [],
+    "link": None,
+    "nccl": None,
+    "communication_ms": 0.1,
+}
 WARMUP = {"process": 0, "seconds": 0.3, "batches": 31, "settled": True}
 
 
@@ -114,6 +123,15 @@ def test_every_key_of_the_schema_is_required(key):
         ("fit_s", "long"),
         ("spent_s", "long"),
         ("spent_s", -1.0),
+        ("replicas", REPLICAS["gpus"]),
+        ("replicas", {**REPLICAS, "more": 1}),
+        ("replicas", {**REPLICAS, "gpus": 0}),
+        ("replicas", {**REPLICAS, "workers": 1.5}),
+        ("replicas", {**REPLICAS, "hosts": [1]}),
+        ("replicas", {**REPLICAS, "names": "A"}),
+        ("replicas", {**REPLICAS, "link": 1}),
+        ("replicas", {**REPLICAS, "nccl": 2}),
+        ("replicas", {**REPLICAS, "communication_ms": "1"}),
         ("repeat_until", 0.0),
         ("repeat_until", 2.0),
         ("repeat_until", "1%"),

@@ -1,0 +1,109 @@
+"""A row whose replicas train together: every worker goes through the way of one row (measurement.py), in step with all others.
+
+What a worker decides by its own clock all of them have to decide alike, or they wait for each other for ever. So the first
+worker's times count; a row fails in all workers where it fails in one; and a block took as long as it did where it took longest.
+After the timed blocks every replica's weights have to be the same, bit by bit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.frameworks import cuda_libraries
+from harness.frameworks.profiles import COMMUNICATION
+from harness.measure.beats import STEPS, WORKS
+from harness.measure.group import Group
+from harness.measure.measurement import Measurement, digest
+from harness.measure.proof import Proof
+from harness.record import machine
+
+
+class ReplicatedMeasurement(Measurement):
+    """The same for replicas.
+
+    Attributes:
+        group: this row's workers.
+        gpus: over how many devices the row trains.
+    """
+
+    def __init__(self, job: Mapping[str, Any], *arguments: Any) -> None:
+        self.gpus, self._link = job["replicas"]["gpus"], job["replicas"]["link"]
+        self.group = Group.of_job(job)
+        super().__init__(job, *arguments)
+
+    def steps(self, trial: Any, *arguments: Any) -> dict[str, dict]:
+        """As of Measurement, of one mode, "train"; the part says what the replicas are."""
+        self.group.at(WORKS)
+        parts = super().steps(trial, *arguments, utilisation=False)
+        for part in parts.values():
+            part["replicas"] = self._about(part.pop("communication_ms", None))
+        return parts
+
+    def _about(self, communication_ms: float | None) -> dict[str, Any]:
+        """Of the record: every GPU, how they are linked, the library that adds up, and the hosts."""
+        found = machine.gpus() if self.device == "gpu" else []
+        everywhere = self.group.told([gpu.name for gpu in found])
+        return {
+            "gpus": self.gpus,
+            "workers": self.group.size,
+            "hosts": self.group.hosts,
+            "names": [name for own in everywhere for name in own],
+            "link": self._link,
+            "nccl": cuda_libraries.nccl() if self.device == "gpu" else None,
+            "communication_ms": communication_ms,
+        }
+
+    # -- in step -------------------------------------------------------------------------------------------------------
+
+    def _agree(self, value: Any) -> Any:
+        return self.group.agree(value)
+
+    def _losses(self, block: Sequence) -> np.ndarray:
+        return self.group.mean(super()._losses(block))
+
+    def _shared(self, proof: Proof) -> None:
+        """What has failed in one worker has failed in all."""
+        found: dict[str, str] = {}
+        for rank, failures in enumerate(self.group.told(proof.failures)):
+            for check, why in failures.items():
+                named = self.group.size > 1 and not why.startswith("worker ")
+                found.setdefault(check, f"{self.group.named(rank)}: {why}" if named else why)
+        proof.failures = found
+
+    def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
+        proof, profile = super()._prove(trial, mode)
+        self._shared(proof)
+        self._communication_ms = sum(ms for name, ms in profile["kernels"].items() if COMMUNICATION.search(name))
+        return proof, {**profile, "launches": self._agree(profile["launches"])}
+
+    def _time(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> tuple[dict, int]:
+        self.group.at(STEPS)
+        times, size = super()._time(trial, mode, proof, *arguments)
+        self.group.at(WORKS)
+        times["blocks_ms"] = [max(block) for block in zip(*self.group.told(times["blocks_ms"]), strict=True)]
+        if self.device == "gpu":
+            times["communication_ms"] = self._communication_ms
+        self._hold_weights(trial, proof)
+        self._shared(proof)
+        return times, size
+
+    def _after_blocks(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> None:
+        super()._after_blocks(trial, mode, proof, *arguments)
+        self._shared(proof)
+
+    # -- what only replicas are held to --------------------------------------------------------------------------------
+
+    def _hold_weights(self, trial: Any, proof: Proof) -> None:
+        """Fail where a replica's weights are not the first one's, bit by bit."""
+        own: Callable = getattr(trial, "own_weights", list)
+        every = [weights for worker in self.group.told([_digests(weights) for weights in own()]) for weights in worker]
+        for number, weights in enumerate(every[1:], 1):
+            other = [k for k, pair in enumerate(zip(every[0], weights, strict=True)) if pair[0] != pair[1]]
+            if other:
+                why = f"after the timed blocks replica {number} has other weights than replica 0: tensors {other}"
+                proof.failures.setdefault("replicas", why)
+
+
+def _digests(weights: Sequence[np.ndarray]) -> list[str]:
+    return [digest({"": array}) for array in weights]

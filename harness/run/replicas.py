@@ -1,0 +1,154 @@
+"""A benchmark of rows that train on several devices: each row at each number of them, as a group of worker processes.
+
+A point is a number of devices and how the batch grows with it: weak scaling has the script's BATCH_SIZE on every device, strong
+scaling shares it among them. The records of a point have the whole batch in BATCH_SIZE and the number in REPLICAS; the report
+(harness/report/replicas.py) puts the points of a config side by side.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from harness.errors import UserError
+from harness.record import machine
+from harness.run import benchmark, processes, progress, sweep, workers
+
+SCALINGS = ("weak", "strong")
+MOST = 64  # devices
+
+
+@dataclass
+class Benchmark(benchmark.Benchmark):
+    """A benchmark script of such rows.
+
+    Attributes:
+        workers: row, number of devices → processes that it runs in.
+    """
+
+    workers: Callable[[str, int], int] = lambda row, gpus: gpus
+
+
+def counts(text: str) -> list[int]:
+    """The numbers of devices that --replicas names, rising; UserError for another text."""
+    found = [part.strip() for part in str(text).split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= MOST for part in found):
+        raise UserError(f"--replicas={text!s:.60}: expected numbers of GPUs from 1 to {MOST}, such as 1,2")
+    return sorted({int(part) for part in found})
+
+
+def names(text: str) -> list[str]:
+    """The scalings that --scaling names; UserError for another text."""
+    found = [part.strip() for part in str(text).split(",")]
+    if not set(found) <= set(SCALINGS):
+        raise UserError(f"--scaling={text!s:.60}: expected {' or '.join(SCALINGS)}, or both: {','.join(SCALINGS)}")
+    return [name for name in SCALINGS if name in found]
+
+
+class Parent(sweep.Sweep):
+    """Runs each row at all points, one point after the other. Itself at none of them."""
+
+    def _shapes(self) -> dict[str, dict[str, Any]]:
+        batch, config, shapes = self.constants["BATCH_SIZE"], self.constants["CONFIG"], {}
+        for count in counts(self.constants["REPLICAS"]):
+            for scaling in names(self.constants["SCALING"]):
+                whole = batch * count if scaling == "weak" else batch
+                if whole % count:
+                    raise UserError(
+                        f"--batch-size={batch}: expected a multiple of {count} for --replicas={count} and --scaling=strong"
+                    )
+                name = f"{config}-{scaling}_{count}" if count > 1 else f"{config}-1"  # alone, both are one point
+                shapes[name] = {"REPLICAS": count, "BATCH_SIZE": whole}
+        return shapes
+
+    def _check(self):
+        for host in self._hosts():
+            try:
+                workers.free_ports([host])
+            except OSError as error:
+                why = f"{host} is no address of this machine ({error.strerror or error})"
+                raise UserError(f"--hosts={self.constants['HOSTS']}: {why}; such as 127.0.0.1") from None
+        out = super()._check()
+        if self.device == "gpu":
+            most = max(counts(self.constants["REPLICAS"]))
+            self._gpus = [gpu.uuid for gpu in machine.gpus()]
+            if most > len(self._gpus):
+                what_to_do = f"give --replicas={','.join(map(str, range(1, len(self._gpus) + 1)))}, or --device=cpu"
+                raise UserError(
+                    f"--replicas={self.constants['REPLICAS']}: this host shows {len(self._gpus)} GPUs; {what_to_do}"
+                )
+            kinds = list(dict.fromkeys(gpu.name for gpu in machine.gpus()[:most]))
+            if len(kinds) > 1:
+                what_to_do = "name GPUs of one kind in CUDA_VISIBLE_DEVICES"
+                raise UserError(
+                    f"--replicas={self.constants['REPLICAS']}: GPUs of {len(kinds)} kinds: {', '.join(kinds)}; {what_to_do}"
+                )
+        return out
+
+    def _hosts(self) -> list[str]:
+        return [host.strip() for host in self.constants["HOSTS"].split(",")]
+
+    @property
+    def at_once(self) -> int:
+        """Groups of workers run one after the other."""
+        return 1
+
+    def _run_rows(self) -> None:
+        self._data()  # before it is copied: each point would ask anew
+        wanted = [(row, point) for row in self.rows for point in self._wanted(row)]
+        seconds, expected = self._expected(self.rows)
+        with progress.of_script(self.benchmark.name) as bar:
+            left = progress.Left(
+                bar,
+                {(row, point.name): seconds[row] for row, point in wanted},
+                {(row, point.name): max(0, expected[row] - point.done) for row, point in wanted},
+            )
+            for _, point in wanted:
+                point.parent._matmul_found = self._matmul()
+            references = benchmark.References({point.name: point.parent for _, point in wanted}.values(), bar)
+            processes.run_together(references.next_work)
+            number = 0
+            while wanted:  # rows in turn, A B C A B C
+                for row, point in [*wanted]:
+                    if point.done > number:
+                        continue
+                    bar.starts(f"{self._shown(row, number)}, {point.name}")
+                    outcome = references.failed.get(point.name) or self._group(point, row, number)
+                    point.spent_s += outcome.seconds
+                    goes_on = point.parent._keep(row, outcome, number, point.spent_s)
+                    left.ends((row, point.name), goes_on)
+                    if not goes_on:
+                        wanted.remove((row, point))
+                number += 1
+
+    def _group(self, point: sweep.Point, row: str, number: int) -> processes.Outcome:
+        """One process of a row at a point: its workers."""
+        gpus = point.parent.constants["REPLICAS"]
+        count = self.benchmark.workers(row, gpus)
+        visible: Sequence[str] = self._gpus[:gpus] if self.device == "gpu" else ()
+        if count < gpus and visible:  # one process has them all
+            visible = [",".join(visible)]
+        where = workers.places(self._hosts()[:count], count, visible)
+        child = point.parent._child("row", row=row, **point.parent._job(number))
+        if self.device == "cpu" and self.benchmark.rows[row].framework == "jax" and count < gpus:
+            child["env"] = {**child["env"], "XLA_FLAGS": f"--xla_force_host_platform_device_count={gpus}"}
+        return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
+
+
+def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:
+    """Run the script; exit statuses as of harness.run.benchmark.main."""
+    return benchmark.main(script, argv, Parent)
+
+
+def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row, constants: "") -> benchmark.Row:
+    """The row of such a benchmark from one of models/rows.py's REPLICATED."""
+    single = made.row
+    return benchmark.Row(
+        made.what,
+        lambda c: made.expected_ops(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE, c.REPLICAS),
+        single.needs_gpu,
+        single.framework,
+        single.precisions,
+        lambda constants: cannot(made, constants),
+        single.ours,
+    )

@@ -1,0 +1,236 @@
+"""The language model on several devices, in TensorFlow: as a user of tf.distribute has it, and one compiled step per device.
+
+    StrategyModel   variables and optimizer of a tf.distribute.Strategy, the step in its `run`
+    BucketModel     a model on each device of this process, as on a single one; all gradients lie in one flat tensor, which the
+                    strategy's collective adds up between the two halves of the step, forward and backward pass, and update
+
+Both give the optimizer the mean of all replicas' gradients, before they are clipped. (Keras' own `clipnorm` and `global_clipnorm`
+clip each replica's before they are added up.)
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.replicas import Group, Replica, part_of, states_of
+from models.tf.language_model import COMPUTE_DTYPE, LanguageModel, _Traced
+from models.weights.canonical import stack_size
+
+TIMEOUT_S = 50.0  # of one collective
+
+
+def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
+    """tf.distribute.MirroredStrategy over that many GPUs of this process or, on a CPU, logical devices, which are made here.
+
+    Before anything else of TensorFlow runs. NCCL adds up on GPUs, a ring on a CPU.
+    """
+    if device == "gpu":
+        return tf.distribute.MirroredStrategy([f"/GPU:{k}" for k in range(replicas)])
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    return tf.distribute.MirroredStrategy([f"/CPU:{k}" for k in range(replicas)])
+
+
+def multi_worker(replicas: int, device: str) -> tf.distribute.Strategy:
+    """tf.distribute.MultiWorkerMirroredStrategy of the processes that TF_CONFIG names, a device each; made as early."""
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=kinds.NCCL if device == "gpu" else kinds.RING, timeout_seconds=TIMEOUT_S
+    )
+    found = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    if found.num_replicas_in_sync != replicas:
+        raise ValueError(f"TF_CONFIG names {found.num_replicas_in_sync} devices, expected {replicas}")
+    return found
+
+
+STRATEGIES = {"mirrored": mirrored, "multi_worker": multi_worker}
+
+
+class _OfStrategy(Replica):
+    """What both have of a strategy."""
+
+    strategy: tf.distribute.Strategy
+
+    def __init__(self, strategy: tf.distribute.Strategy, group: Group) -> None:
+        self.strategy, self.group = strategy, group
+        self.size = strategy.num_replicas_in_sync
+        self.replicas = self.size // group.size
+
+    def _each(self, make: Callable[[int], Any]) -> Any:
+        """A value of each replica of this process, by its number among all."""
+        first = self.group.rank * self.replicas
+        found = self.strategy.experimental_distribute_values_from_function
+        return found(lambda context: make(first + context.replica_id_in_sync_group % self.replicas))
+
+    def _local(self, tensor: Any) -> tuple:
+        return self.strategy.experimental_local_results(tensor)
+
+    def own_parts(self, tensor):
+        return [self.numpy(part) for part in self._local(tensor)]
+
+
+class StrategyModel(_OfStrategy, LanguageModel):
+    """A LanguageModel under a strategy: variables mirrored on each device, the step in `strategy.run`.
+
+    Args:
+        make_stack: () → the stack; its variables are made in the strategy's scope.
+        strategy, group: of the replicas.
+        others: as of LanguageModel, of the whole batch.
+    """
+
+    def __init__(self, make_stack, weights, states, batches, optimizer, *, strategy, group, **options):
+        _OfStrategy.__init__(self, strategy, group)
+        with strategy.scope():
+            LanguageModel.__init__(self, make_stack(), weights, states, batches, optimizer(), **options)
+        if self.clip_norm is not None:  # its gradients have been added up before they were clipped
+            self.optimizer._all_reduce_sum_gradients = list
+        self.initial_states = self._staged_states(states)
+        self.states = self.initial_states
+        self._forward, self._train = (self._run(step) for step in (self._forward_step, self._train_step))
+
+    def _run(self, step: Callable) -> Callable:
+        """A step in the strategy, in one graph; a loss comes from it as the mean of this process' replicas."""
+
+        @tf.function
+        def run(*arguments):
+            loss, *others = self.strategy.run(step, args=arguments)
+            local = self._local(loss)
+            return tf.add_n(local) / len(local), *others
+
+        return run
+
+    def _staged_states(self, states: Sequence) -> Any:
+        return self._each(lambda number: self.stack.stage_states(states_of(states, number, self.size)))
+
+    def stage(self, tokens, targets):
+        return tuple(
+            self._each(
+                lambda number, ids=ids: super(StrategyModel, self).stage(*[part_of(ids, number, self.size)] * 2)[0]
+            )
+            for ids in (tokens, targets)
+        )
+
+    def trace(self, mode):
+        """Nothing is traced ahead: strategies trace at the first call."""
+
+    def own_weights(self):
+        of_replicas = zip(*(self._local(v.value) for v in self.variables), strict=True)
+        return [[part.numpy() for part in parts] for parts in of_replicas]
+
+    def _learning_rate(self):
+        return float(self._local(self.optimizer.learning_rate.value)[0])
+
+    def _set_start(self, arrays, states):
+        super()._set_start(arrays, None)
+        if states is not None:
+            self.initial_states = self._staged_states(states)
+
+    def _staged_targets(self, targets):
+        return self.stage(targets, targets)[1]
+
+    def _update(self, gradients):
+        scale = 1.0 / (self.loss_scale * self.size)
+        gradients = [tf.convert_to_tensor(gradient) * scale for gradient in gradients]
+        if self.clip_norm is None:
+            self.optimizer.apply(gradients, self.variables)  # which adds up over the replicas
+            return
+        gradients = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        self.optimizer.apply(gradients, self.variables)
+
+
+class BucketModel(_OfStrategy, LanguageModel):
+    """A LanguageModel on this process' only device, whose step adds up its gradients with those of all other processes.
+
+    Args:
+        stack: of LanguageModel, as the others, which are of the whole batch.
+        strategy, group: of the replicas.
+    """
+
+    def __init__(self, stack, weights, states, batches, optimizer, *, strategy, group, **options):
+        _OfStrategy.__init__(self, strategy, group)
+        if self.replicas != 1:
+            raise ValueError(f"{self.replicas} devices in a process given, expected one")
+        own = states_of(states, group.rank, group.size)
+        LanguageModel.__init__(self, stack, weights, own, batches, optimizer, **options)
+        half = functools.partial(tf.function, jit_compile=True) if self.jit_compile else lambda function: function
+        self._first_half, self._second_half = half(self._to_bucket), half(self._from_bucket)
+        self._train = _Traced(self._train_step, jit_compile=False)
+
+    def stage(self, tokens, targets):
+        return super().stage(*(part_of(ids, self.group.rank, self.group.size) for ids in (tokens, targets)))
+
+    def _staged_targets(self, targets):
+        return self.stage(targets, targets)[1]
+
+    def own_parts(self, tensor):
+        return [self.numpy(tensor)]
+
+    def _set_start(self, arrays, states):
+        super()._set_start(arrays, None if states is None else states_of(states, self.group.rank, self.group.size))
+
+    def _train_step(self, tokens, targets, states, stack_dropout=True):
+        bucket, final_states = self._first_half(tokens, targets, states)
+        return self._second_half(self._added_up(bucket)), final_states
+
+    def _to_bucket(self, tokens, targets, states):
+        """(all gradients and the loss in one tensor, final states)"""
+        gradients, loss, final_states = self._gradients(tokens, targets, states)
+        parts = [
+            *(tf.reshape(tf.convert_to_tensor(gradient), [-1]) for gradient in gradients),
+            [tf.cast(loss, gradients[1].dtype)],
+        ]
+        return tf.concat(parts, 0), final_states
+
+    def _added_up(self, bucket: tf.Tensor) -> tf.Tensor:
+        def add_up(own):
+            own = tf.identity(own)  # of this replica's device, which the strategy asks for
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+        return self.strategy.run(add_up, args=(bucket,))
+
+    def _from_bucket(self, bucket):
+        """The update by a bucket of all replicas' sums; the mean of their losses."""
+        shapes = [v.shape for v in self.variables]
+        *gradients, loss = tf.split(bucket * (1.0 / self.size), [*(shape.num_elements() for shape in shapes), 1])
+        self._update([tf.reshape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)])
+        return loss[0]
+
+
+def build(
+    weights: Mapping[str, np.ndarray],
+    states: Sequence,
+    batches: Sequence,
+    optimizer: tuple[str, float],
+    *,
+    stack: Callable,
+    precision: str,
+    group: Group,
+    strategy: str,
+    replicas: int,
+    bucket: bool = False,
+    device: str = "cpu",
+    **options,
+) -> LanguageModel:
+    """The language model of a row; arguments as of models.tf.language_model.build, of the whole batch.
+
+    Args:
+        group: the processes of the row.
+        strategy: of STRATEGIES.
+        replicas: devices in all.
+        bucket: a BucketModel instead of a StrategyModel.
+        device: "cpu" or "gpu".
+    """
+    made = STRATEGIES[strategy](replicas, device)
+    kind, learning_rate = optimizer
+    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
+    make_stack = functools.partial(stack, weights, stack_size(weights)[0], COMPUTE_DTYPE[precision])
+    make_optimizer = functools.partial(kinds[kind], learning_rate)
+    options |= {"strategy": made, "group": group}
+    if bucket:
+        return BucketModel(make_stack(), weights, states, batches, make_optimizer(), **options)
+    return StrategyModel(make_stack, weights, states, batches, make_optimizer, **options)

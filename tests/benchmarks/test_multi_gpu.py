@@ -1,0 +1,104 @@
+"""Rows that train on two devices, as benchmarks/multi_gpu.py runs them: they pass their proof, and planted mistakes do not.
+
+Two processes of this machine, or two logical devices of its CPU, stand for two GPUs; two addresses of the loopback for two hosts.
+"""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.record import records
+from harness.run import replicas
+
+PROJECT = Path(__file__).resolve().parents[2]
+TINY = [
+    "--device=cpu",
+    "--data=embedded",
+    "--units=8",
+    "--embedding=8",
+    "--vocabulary=50",
+    "--time-steps=5",
+    "--batch-size=4",
+]
+TINY += ["--timed-batches=2", "--blocks=2", "--min-block-s=0", "--warmup-limit-s=0", "--warmup-batches=1"]
+TINY += ["--hosts=127.0.0.1,127.0.0.2", "--scaling=weak", "--replicas=2"]
+HELD = {  # mistake: the checks that may find it
+    "same_data": {"loss", "gradients", "update"},
+    "gradient_left_out": {"gradients", "update"},
+    "no_all_reduce": {"kernel"},
+    "last_bit": {"replicas"},
+}
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script, with the planted rows beside its own."""
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setattr(replicas.Parent, "_matmul", lambda self: None)  # a process of TensorFlow's
+    text = (PROJECT / "benchmarks" / "multi_gpu.py").read_text()
+    path = tmp_path / "multi_gpu.py"
+    path.write_text(
+        text.replace(
+            "\nfrom models import rows\n", "\nfrom models import rows\nfrom tests.harness import planted_replicas\n"
+        )
+    )
+    shutil.copy(PROJECT / "benchmarks" / "published.json", tmp_path)
+    spec = importlib.util.spec_from_file_location("multi_gpu", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "torch_bucket_last_bit" in module.ROWS_TABLE
+
+    def run(*options):
+        status = replicas.main(module.BENCHMARK, [*TINY, f"--out={tmp_path / 'out'}", *options])
+        found, problems = records.read_run(tmp_path / "out")
+        assert problems == []
+        return SimpleNamespace(status=status, records={record["row"]: record for record in found}, out=tmp_path / "out")
+
+    return run
+
+
+def needs_torch():
+    pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    "config, rows",
+    [
+        ("quick", "torch_bucket"),
+        pytest.param("quick", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
+        pytest.param("quick", "wavefront_workers", marks=slow),
+        # with dropout, clipping and states that are carried
+        pytest.param("ptb_medium", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
+        pytest.param("ptb_medium", "wavefront_workers", marks=slow),
+    ],
+)
+def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, config, rows):
+    needs_torch()
+    ran = script(f"--config={config}", f"--rows={rows}")
+    assert {row: record["reason"] for row, record in ran.records.items()} == dict.fromkeys(rows.split(","), "")
+    for record in ran.records.values():
+        about = record["replicas"]
+        assert about["gpus"] == 2 and about["workers"] == len(about["hosts"]) and record["config"]["BATCH_SIZE"] == 8
+        assert about["hosts"] == ["127.0.0.1", "127.0.0.2"][: about["workers"]]
+        assert any("educe" in op and count for op, count in record["proof"]["kernel"]["ops"].items())
+    assert ran.status == 0 and "Weak scaling" in (ran.out / "multi_gpu.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "row, plant",
+    [
+        ("torch_bucket", "no_all_reduce"),
+        *(pytest.param("torch_bucket", plant, marks=slow) for plant in HELD if plant != "no_all_reduce"),
+        *(pytest.param("wavefront_workers", plant, marks=slow) for plant in HELD if plant != "last_bit"),
+    ],
+)
+def test_a_replica_that_does_not_take_part_is_caught(script, row, plant):
+    needs_torch()
+    ran = script("--config=quick", f"--rows={row}_{plant}")
+    [record] = ran.records.values()
+    assert ran.status == 1 and record["status"] == "failed"
+    assert HELD[plant] & set(record["proof"]["failed"]), record["reason"]

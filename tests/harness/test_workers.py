@@ -1,0 +1,154 @@
+"""The workers of a row: what each is told, what becomes of the others where one ends or hangs, the tables of their records."""
+
+import importlib.util
+import json
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from harness.measure.beats import STARTS, STEPS, WORKS
+from harness.record import machine, records
+from harness.run import replicas, workers
+
+SCRIPT = Path(__file__).with_name("stub_replicas.py")
+PROJECT = SCRIPT.parents[2]
+BAD = {  # row: how its reason begins where the second of two workers does that
+    "killed": "worker 1 of 2 (127.0.0.2): the process was ended by SIGKILL",
+    "never_starts": "worker 1 of 2 (127.0.0.2) has not started for",
+    "hangs": "worker 1 of 2 (127.0.0.2) has not got on from its call",
+    "hangs_together": "worker 0 of 2 (127.0.0.1), worker 1 of 2 (127.0.0.2) has not got on from its call",
+    "raises": "worker 1 of 2 (127.0.0.2): ValueError: something is wrong",
+    "unproven": "update: worker 1 of 2 (127.0.0.2): error 0.5",
+}
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setattr(machine, "packages", dict)
+    monkeypatch.setattr(machine, "commit", lambda: {"commit": "c"})
+    script = Path(shutil.copy(SCRIPT, tmp_path / "stub.py"))
+    spec = importlib.util.spec_from_file_location("stub_replicas", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def main(*options):
+        return replicas.main(module.BENCHMARK, ["--device=cpu", f"--out={tmp_path / 'out'}", *options])
+
+    def record(row, point="weak_2"):
+        return records.read_record(tmp_path / "out" / "rows" / f"stub.small-{point}.{row}.train.cpu.fp32.json")
+
+    return SimpleNamespace(main=main, record=record, folder=tmp_path, out=tmp_path / "out")
+
+
+def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch):
+    monkeypatch.setattr(workers, "HANG_S", 3.0)
+    began = time.monotonic()
+    assert stub.main("--scaling=weak", f"--rows=fine,{','.join(BAD)}") == 1
+    assert time.monotonic() - began < 60 * len(BAD)
+    assert stub.record("fine")["status"] == "ok"
+    for row, reason in BAD.items():
+        found = stub.record(row)
+        assert found["status"] == "failed" and found["reason"].startswith(reason), found["reason"]
+        assert f"see logs/stub.small-weak_2.{row}.cpu.fp32" in found["reason"]
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(stub.folder) in " ".join(p.info["cmdline"] or [])]
+    assert left == [] and not list(stub.out.glob(".*.tmp"))
+    (stub.folder / "repaired").touch()
+    before = (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns
+    assert stub.main("--scaling=weak", "--rows=fine,killed,hangs", "--resume") == 0
+    assert stub.record("killed")["status"] == stub.record("hangs")["status"] == "ok"
+    assert (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns == before
+
+
+def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsys):
+    assert stub.main("--replicas=1,2") == 0, capsys.readouterr().err
+    page = (stub.out / "stub.md").read_text()
+    weak, strong = page.split("## Strong scaling")
+    assert "## Weak scaling: small, CPU, fp32" in weak
+
+    def cells(text):
+        return [[part.strip() for part in line.split("|")] for line in text.splitlines() if line.startswith("| fine")]
+
+    assert [line[3:7] for line in cells(weak)] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
+    assert [line[3:7] for line in cells(strong)[:2]] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
+    assert "hosts 127.0.0.1, 127.0.0.2" in page
+    assert stub.record("fine", "weak_2")["config"]["BATCH_SIZE"] == 8
+    assert stub.record("fine", "strong_2")["config"]["BATCH_SIZE"] == 4
+
+
+@pytest.mark.parametrize(
+    "options, gpus, said",
+    [
+        (
+            ["--device=gpu", "--replicas=2"],
+            ["A"],
+            "--replicas=2: this host shows 1 GPUs; give --replicas=1, or --device=cpu",
+        ),
+        (["--device=gpu", "--replicas=2"], ["A", "B"], "--replicas=2: GPUs of 2 kinds: A, B; name GPUs of one kind in"),
+        (["--replicas=3"], [], "--batch-size=4: expected a multiple of 3 for --replicas=3 and --scaling=strong"),
+        (["--replicas=none"], [], "--replicas=none: expected numbers of GPUs from 1 to 64, such as 1,2"),
+        (["--scaling=all"], [], "--scaling=all: expected weak or strong, or both: weak,strong"),
+        (
+            ["--hosts=127.0.0.1,no.such.host.invalid"],
+            [],
+            "--hosts=127.0.0.1,no.such.host.invalid: no.such.host.invalid is no",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_writes_nothing(stub, monkeypatch, capsys, options, gpus, said):
+    monkeypatch.setattr(machine, "gpu_count", lambda: len(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(str(k), name) for k, name in enumerate(gpus)])
+    assert stub.main(*options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {said}") and error.count("\n") == 1 and not stub.out.exists()
+
+
+def test_workers_are_told_what_slurm_and_torchrun_would_tell_them():
+    where = workers.places(["127.0.0.1", "127.0.0.2"], 4, ["0", "1", "2", "3"])
+    assert [(place.host, place.local, place.gpu) for place in where] == [
+        ("127.0.0.1", 0, "0"), ("127.0.0.1", 1, "1"), ("127.0.0.2", 0, "2"), ("127.0.0.2", 1, "3"),
+    ]  # fmt: skip
+    found = workers.environments(where, [1, 2, 3, 4, 5])
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "5",
+        "WORLD_SIZE": "4",
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:5",
+    }
+    assert all(shared.items() <= own.items() for own in found)
+    assert [(own["RANK"], own["LOCAL_RANK"], own["CUDA_VISIBLE_DEVICES"]) for own in found] == [
+        ("0", "0", "0"), ("1", "1", "1"), ("2", "0", "2"), ("3", "1", "3"),
+    ]  # fmt: skip
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.2:3", "127.0.0.2:4"]}
+    assert json.loads(found[2]["TF_CONFIG"]) == {"cluster": cluster, "task": {"type": "worker", "index": 2}}
+
+
+class Worker:
+    """One that has stayed at call `count` for so long."""
+
+    def __init__(self, count, stage=WORKS, idle=True, stays_s=50.0):
+        self.count, self.stage, self.idle, self.stays_s = count, stage, idle, stays_s
+
+    def is_idle(self):
+        return self.idle
+
+
+@pytest.mark.parametrize(
+    "found, last",
+    [
+        ([Worker(7), Worker(7, stays_s=1.0)], []),  # one gets on
+        ([Worker(7, idle=False), Worker(6)], [1]),  # one spins, and waits for the other
+        ([Worker(7), Worker(6, idle=False)], []),  # which compiles
+        ([Worker(7), Worker(7, idle=False)], []),
+        ([Worker(7, STEPS), Worker(6, STEPS, idle=False)], [1]),  # it does nothing that may take long
+        ([Worker(7, STEPS, idle=False), Worker(7, STEPS, idle=False)], [0, 1]),
+        ([Worker(1, STARTS), Worker(1, STARTS)], []),  # both wait for a disk
+        ([Worker(1, STARTS), Worker(0, STARTS)], [1]),
+    ],
+)
+def test_those_hang_that_the_others_wait_for(found, last):
+    assert workers.hanging(found, 45.0) == [found[k] for k in last]
