@@ -368,9 +368,7 @@ def limit(precision: str) -> float:
     """Of max|a − b| / max|b| of the outputs: that of the proof (docs/proof.md)."""
     from harness.measure.proof import LIMITS
 
-    if precision in LIMITS:
-        return LIMITS[precision].outputs
-    return 8 * LIMITS["fp16"].outputs  # bf16: three bits fewer
+    return LIMITS[precision].outputs
 
 
 if __name__ == "__main__":
