@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.record import records
 from harness.report import provenance
-from harness.run import jobs
+from harness.run import jobs, suite
 
 HAS_BOTH = ("mnist", "ptb")  # the benchmarks whose data sets have an embedded stand-in
 
@@ -21,7 +21,7 @@ def complaints(run: Path, data: str) -> list[str]:
         found, wrong = records.read_run(run)
     except UserError as error:
         return [str(error)]
-    for benchmark in jobs.SCRIPTS:
+    for benchmark in jobs.scripts(suite.BENCHMARKS):
         own = [record for record in found if record["benchmark"] == benchmark]
         measured = [record for record in own if record["status"] == "ok"]
         wrong += [f"{records.record_name(r)}: {r['reason']}" for r in own if r["status"] == "failed"]

@@ -1,8 +1,8 @@
 """Words per second of an LSTM language model that trains on several GPUs, and how they grow with the number of GPUs.
 
-python benchmarks/multi_gpu.py --gpus=1,2                            # every row on one GPU and on two of this host
-python benchmarks/multi_gpu.py --gpus=1,2 --rows=torch_ddp,wavefront_workers --config=ptb_large --scaling=weak
-python benchmarks/multi_gpu.py --device=cpu --gpus=1,2               # processes instead of GPUs: whether it works, not how fast
+python benchmarks/multi_gpu.py --replicas=1,2                 # every row on one GPU and on two of this host
+python benchmarks/multi_gpu.py --replicas=1,2 --rows=torch_ddp,wavefront_workers --config=ptb_large --scaling=weak
+python benchmarks/multi_gpu.py --device=cpu --replicas=1,2  # processes instead of GPUs: whether it works, not how fast
 python benchmarks/multi_gpu.py --list
 
 ./run_all.sh runs it where more than one GPU is visible, or where --only names it.
@@ -42,7 +42,7 @@ PRESETS = {
 RUNS = {                    # what ./run_all.sh starts: one call each
     "full": ["--config=stacked_lm", "--config=ptb_small", "--config=ptb_medium", "--config=ptb_large"],
 }
-GPUS = "1,2"                # numbers of GPUs, or of processes on a CPU; the first is what a speedup is over where it is 1
+REPLICAS = "1,2"            # numbers of GPUs, or of processes on a CPU; the first is what a speedup is over where it is 1
 SCALING = "weak,strong"     # weak: BATCH_SIZE on every GPU; strong: BATCH_SIZE shared among them
 HOSTS = "127.0.0.1"         # addresses of this machine; workers are spread over them as over hosts
 PROTOCOL = None             # stacked_lm: Adam, mean loss, the same states; ptb: SGD, clipping, states carried; None: the config's

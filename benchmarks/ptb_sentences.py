@@ -37,7 +37,7 @@ BUCKET_STEPS = 10           # bucketed: a batch is padded to a multiple of this
 VOCABULARY = 10000          # words
 LEARNING_RATE = 1.0         # of SGD
 ROWS = "all"                # comma-separated names from --list
-PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+PRECISION = None            # fp32, tf32, fp16 or bf16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
 SEED = 1                    # of the weights and states
 WARMUP_BATCHES = 10         # at least, before the clock starts; every staged batch at least once
@@ -67,7 +67,10 @@ def expected_ops(c):
     return {"ops": {f"loop:{rows.MATMUL}": c.NUM_LAYERS}, "not_ops": rows.CUDNN_OP}
 
 
-ROWS_TABLE = {row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops) for row, (what, _, _) in WAYS.items()}
+ROWS_TABLE = {
+    row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16)
+    for row, (what, _, _) in WAYS.items()
+}
 
 
 def load(c, location):

@@ -38,7 +38,7 @@ NUM_LAYERS = None           # LSTM layers
 TIME_STEPS = None           # steps per sequence
 BATCH_SIZE = None           # sequences per batch
 ROWS = "all"                # comma-separated names from --list
-PRECISION = None            # fp32, tf32 or fp16; None: tf32 on a GPU, fp32 on a CPU
+PRECISION = None            # fp32, tf32, fp16 or bf16; None: tf32 on a GPU, fp32 on a CPU
 LEARNING_RATE = 1e-3        # of Adam
 LOSS_SCALE = 65536.0        # static, of fp16
 SEED = 1                    # of the weights and states
@@ -148,8 +148,8 @@ LAYOUT = {
         "large random weights, states that are not zero.",
         "The stack alone starts from the embedded tokens and from random gradients by its outputs: no embedding, softmax or "
         "optimizer, no dropout. Its gradients by the inputs and by all weights are proven like those of the whole model.",
-        "At fp16 the forward pass and the stack alone of PyTorch start from float16 weights; in the other frameworks they cast "
-        "them from float32 at every call, as a training step of PyTorch does after its update.",
+        "At fp16 and bf16 the forward pass and the stack alone of PyTorch start from weights in 16 bits; in the other frameworks "
+        "they cast them from float32 at every call, as a training step of PyTorch does after its update.",
         f"The fastest peer is the fastest proven row of a table that is not this suite's own ({', '.join(OURS)}).",
         *({"device": device, "row": row, "mode": mode, "column": column, "text": text}
           for device, row, mode, columns, text in CONTRADICTIONS for column in columns),

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-PRECISIONS = ("fp32", "tf32", "fp16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+WITHOUT_BF16 = PRECISIONS[:3]  # TensorFlow's cell ops have no bfloat16, and its op for cuDNN computes in float32 then
 Expected = Callable[[int, int, str], dict[str, Any]]  # (num_layers, time_steps, "gpu" or "cpu") → arguments of Kernel
 Counts = Callable[[int, int], Mapping[str, Any]]  # (num_layers, time_steps) → {op: least number, or (least, most)}
 
@@ -120,10 +121,10 @@ _WAVEFRONT_NOT = f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}"
 
 
 def _tensorflow(what: str, stack: str, expected: Expected, stack_options: Mapping = {}, *, ours: bool = False,
-                needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+                needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, **arguments: Any) -> Row:  # fmt: skip
     """stack: "module.Class" of models/tf; arguments: of models.tf.language_model.build."""
     arguments = {"stack": imported(f"models.tf.{stack}", **stack_options), **arguments}
-    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu)
+    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu, precisions)
 
 
 def _passes(expected: Expected, op: str, forward: Callable[[int, int], int], training: int) -> Expected:
@@ -188,6 +189,7 @@ TENSORFLOW = {
         "block_cell.StaticBlockLSTM",
         _without_cudnn(lambda layers, steps: {"eager:LSTMBlockCell": _once(layers * steps)}, CUDNN_OP, BLOCK_KERNEL),
         eager=True,
+        precisions=WITHOUT_BF16,
     ),
     "static_graph": _tensorflow(
         "C++ cell op LSTMBlockCell, unrolled into one graph",
@@ -197,11 +199,13 @@ TENSORFLOW = {
             f"{CUDNN_OP}|{_NO_EAGER_CELLS}",
             BLOCK_KERNEL,
         ),
+        precisions=WITHOUT_BF16,
     ),
     "block_fused": _tensorflow(
         "BlockLSTMV2, one op per layer (LSTMBlockFusedCell)",
         "block_fused.FusedBlockLSTM",
         _without_cudnn(lambda layers, steps: {"BlockLSTMV2": _once(layers)}, CUDNN_OP, BLOCK_KERNEL),
+        precisions=WITHOUT_BF16,
     ),
     "keras": _tensorflow(
         "keras.layers.LSTM(use_cudnn=False), without XLA: vanilla LSTM",
@@ -220,6 +224,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"eager:CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         eager=True,
     ),
     "keras_cudnn": _tensorflow(
@@ -228,6 +233,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": _once(layers)}),
         {"use_cudnn": True},
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
     ),
     "cudnn_stack": _tensorflow(
         "CudnnLSTM: the whole stack in one cuDNN call, time-major",
@@ -235,6 +241,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|xla"),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         own_dropout=True,
     ),
     "cudnn_stack_xla": _tensorflow(
@@ -243,6 +250,7 @@ TENSORFLOW = {
         _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"loop:{MATMUL}|{MATMUL}", rest_ops={"xla": 1}),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
         own_dropout=True,
         compile_rest=True,
     ),
@@ -591,15 +599,17 @@ def _compiled_loop(op: str, least: int, kernels: str = "") -> Expected:
 
 
 def _fit(what: str, use_cudnn: bool | str, jit_compile: bool | str, expected: Expected, *, ours: bool = False,
-         needs_gpu: bool = False, **arguments: Any) -> Row:  # fmt: skip
+         needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, **arguments: Any) -> Row:  # fmt: skip
     """A Keras model on TensorFlow; arguments: of models.keras.classifier.build_classifier."""
     arguments = {"backend": "tensorflow", "use_cudnn": use_cudnn, "jit_compile": jit_compile, **arguments}
-    return Row(what, "tensorflow", "models.keras.build.classifier", expected, arguments, ours, needs_gpu)
+    return Row(what, "tensorflow", "models.keras.build.classifier", expected, arguments, ours, needs_gpu, precisions)
 
 
 FIT_TENSORFLOW = {
     "keras": _fit("LSTM(use_cudnn=False), jit_compile=False: vanilla LSTM", False, False, _KERAS_LOOP),
-    "keras_cudnn": _fit("LSTM(use_cudnn=True): CuDNNLSTM today", True, False, _KERAS_CUDNN, needs_gpu=True),
+    "keras_cudnn": _fit(
+        "LSTM(use_cudnn=True): CuDNNLSTM today", True, False, _KERAS_CUDNN, needs_gpu=True, precisions=WITHOUT_BF16
+    ),
     "keras_xla": _fit(
         "LSTM(use_cudnn=False), jit_compile=True",
         False,
@@ -617,6 +627,7 @@ FIT_TENSORFLOW = {
         _on_a_gpu(_CUDNN_STACK),
         ours=True,
         needs_gpu=True,
+        precisions=WITHOUT_BF16,
     ),
     "wavefront": _fit(
         f"WavefrontLSTM, jit_compile=True, steps_per_execution={STEPS_PER_EXECUTION}",

@@ -434,7 +434,7 @@ class ClassifierTrial(Trial):
     dropout_losses = dropout_losses_of_fit
 
     def train_steps(self, count: int, clock: Any = None) -> np.ndarray:
-        """As `timed_steps`, with dropout off; `clock` is not told."""
+        """As `timed_steps`, with dropout off; `clock` is not called."""
         with self.without_dropout():
             return self.timed_steps(count)
 

@@ -1,15 +1,18 @@
 """Small cases of the benchmarks' rows, and the proof that a row's process puts them through, for any device."""
 
 import functools
+import importlib
 from collections.abc import Mapping
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 
+from harness.frameworks import runtimes
 from harness.frameworks.tensorflow import TensorFlowRuntime
-from harness.measure import host_reads
-from harness.measure.measurement import handed_to_fit, timed_of
-from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.measure import clocks, host_reads
+from harness.measure.measurement import Measurement, handed_to_fit, timed_of
+from harness.measure.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
 from models import rows
 from models.reference import expected
 from models.reference.networks import SGD, Adam
@@ -27,6 +30,17 @@ def make_runtime(device: str, precision: str) -> TensorFlowRuntime:
 
     with mock.patch.object(tf.config.threading, "set_intra_op_parallelism_threads"):
         return TensorFlowRuntime(device, precision, threads=1)
+
+
+def row_process(monkeypatch, framework: str, expected_ops: Mapping, reference, *, blocks_of: int, **job):
+    """The Measurement of a row's process on a CPU, in this one: two blocks of so many batches; job: what differs."""
+    module = {"torch": "tests.torch_cases", "jax": "tests.jax_cases"}.get(framework, __name__)
+    make = importlib.import_module(module).make_runtime
+    monkeypatch.setattr(runtimes, "make", lambda *_: make("cpu", job.get("precision", "fp32")))
+    monkeypatch.setattr(clocks, "WINDOW_S", 1e-3)  # what the warm-up finds is not looked at
+    protocol = {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": blocks_of, "BLOCKS": 2, "MIN_BLOCK_S": 0.0}
+    whole = {"device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": reference, **job}
+    return Measurement({**whole, "protocol": protocol}, SimpleNamespace(facts={}), expected_ops, framework)
 
 
 def execute_in(precision: str) -> None:
@@ -177,7 +191,7 @@ def build_classifier_of(made: rows.Row, precision: str, dropout: float = 0.2, **
 def assert_outputs_are_of(precision: str, trial) -> None:
     """A classifier's outputs fail the proof of every other precision."""
     trial.restore()
-    for label in {"fp32", "tf32", "fp16"} - {precision}:
+    for label in {*LIMITS} - {precision}:
         proof = Proof(label)
         proof.outputs(trial.outputs(), classifier_reference()["outputs"])
         assert "precision" in proof.failures

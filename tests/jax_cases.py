@@ -68,7 +68,7 @@ def _proofs(row: str, device: str, precision: str) -> dict[str, dict]:
 
 
 def _behaviour(row: str, precision: str) -> dict[str, dict]:
-    """What the proof does not ask for: dropout in the timed steps, rates and states of a whole training, mistakes told."""
+    """What the proof does not ask for: dropout in the timed steps, rates and states of a whole training, mistakes."""
     import numpy as np
 
     trial = language_model(row, precision, ptb=True)

@@ -97,7 +97,7 @@ class Way(NamedTuple):
 
 
 def _stacked_states(model):
-    return [[tuple(np.asarray(state[layer]) for state in model.states)] for layer in range(LAYERS)]
+    return [[tuple(model.numpy(state[layer]) for state in model.states)] for layer in range(LAYERS)]
 
 
 def _of_tensorflow(**options) -> Way:

@@ -31,13 +31,18 @@ ALLOWED = {
     "harness.measure": {"harness.errors", "harness.record", "harness.frameworks"},
     "harness.report": {"harness.errors", "harness.record"},
     "harness.compare": {"harness.errors", "harness.record", "harness.report"},
+    # Looks at a user's model, and tries this suite's layers in it: the one room of the harness that knows models.
+    "harness.doctor": {
+        *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.run"),
+        *("models.wavefront", "models.cudnn"),
+    },
     "harness.run": {
         *("harness.errors", "harness.record", "harness.frameworks", "harness.measure", "harness.report", "harness.data")
     },
 }
 LAZY = "models.rows"  # imports what builds a row in the process that needs it, and nothing at its head
 EXCEPTED = {
-    ("harness.run.check", "models.wavefront.nvrtc")
+    ("harness.frameworks.tensorflow", "models.wavefront.nvrtc")
 }  # --check tries the very way by which rows launch CUDA kernels
 
 

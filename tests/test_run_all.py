@@ -93,7 +93,7 @@ class Checkout:
         shutil.copytree(PROJECT / "harness", self.root / "harness", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "benchmarks").mkdir()
         shutil.copy(PROJECT / "benchmarks" / "seconds.json", self.root / "benchmarks")
-        for name in jobs.SCRIPTS:
+        for name in jobs.scripts(suite.BENCHMARKS):
             (self.root / "benchmarks" / f"{name}.py").write_text(SCRIPT)
         self.python()
         self.nvidia_smi("exit 9")
@@ -483,7 +483,7 @@ def test_run_all_quick_writes_all_tables(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found, problems = records.read_run(out)
     assert problems == [] and not [record for record in found if record["status"] == "failed"]
-    for benchmark in jobs.SCRIPTS:
+    for benchmark in jobs.scripts(suite.BENCHMARKS):
         assert any(record["benchmark"] == benchmark and record["status"] == "ok" for record in found)
         page = (out / f"{benchmark}.md").read_text()
         assert all(record["row"] in page for record in found if record["benchmark"] == benchmark)

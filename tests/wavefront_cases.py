@@ -48,7 +48,7 @@ def parameters(spec: layouts.StackSpec, normalized: bool = False, seed: int = 0)
     return found
 
 
-def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, masks=None):
+def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, masks=None, recurrent_masks=None):
     """An LSTM stack, sequence by sequence and step by step.
 
     Args:
@@ -57,6 +57,7 @@ def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, mas
         h, c: [layers·directions, batch, units].
         lengths: [batch]; None: all of time.
         masks: by layer from 1 on, factors [batch, time, units·directions] on what the layer below gives it.
+        recurrent_masks: [layers·directions, 4, batch, units], factors of h in each gate's recurrent product, at all steps.
 
     Returns:
         outputs [batch, time, units·directions], 0 past a sequence's end; final h and c.
@@ -76,7 +77,8 @@ def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, mas
         for b in range(batch):
             steps = range(lengths[b])
             for t in steps if name.endswith("forward") else reversed(steps):
-                h[k, b], c[k, b] = numpy_step(inputs[b, t], h[k, b], c[k, b], **part)
+                seen = None if recurrent_masks is None else recurrent_masks[k, :, b]
+                h[k, b], c[k, b] = numpy_step(inputs[b, t], h[k, b], c[k, b], seen, **part)
                 own[b, t] = h[k, b]
         outputs.append(own)
         x = np.concatenate(outputs, axis=-1)
@@ -84,12 +86,18 @@ def numpy_stack(x, parameters: Mapping[str, np.ndarray], h, c, lengths=None, mas
 
 
 def numpy_step(
-    x, h, c, kernel, recurrent_kernel, bias, recurrent_gain=None, kernel_gain=None, cell_gain=None, cell_bias=None
+    x, h, c, seen, kernel, recurrent_kernel, bias, recurrent_gain=None, kernel_gain=None, cell_gain=None, cell_bias=None
 ):  # one sequence: all are vectors but for the two kernels
-    if recurrent_gain is None:
-        z = x @ kernel + h @ recurrent_kernel + bias
+    if seen is None:
+        from_h = h @ recurrent_kernel
     else:
-        z = standardized(h @ recurrent_kernel) * recurrent_gain + standardized(x @ kernel) * kernel_gain + bias
+        from_h = np.concatenate(
+            [(h * of_gate) @ r for of_gate, r in zip(seen, np.split(recurrent_kernel, 4, 1), strict=True)]
+        )
+    if recurrent_gain is None:
+        z = x @ kernel + from_h + bias
+    else:
+        z = standardized(from_h) * recurrent_gain + standardized(x @ kernel) * kernel_gain + bias
     i, f, g, o = np.split(z, 4)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     return sigmoid(o) * np.tanh(c if recurrent_gain is None else standardized(c) * cell_gain + cell_bias), c

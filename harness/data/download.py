@@ -4,6 +4,8 @@ A corrupt file is set aside in the project's own folder; anywhere else it is lef
 name only after every byte has been checked; until then it lies beside it under a temporary name. No server is
 trusted: a body that is longer, shorter, slower or other than expected is dropped and the next mirror asked. A network
 that is not there is noticed within `Limits.no_answer_s`.
+
+By hand, since pooch 1.9 waits without end for a body that trickles, and keeps writing one that never ends.
 """
 
 import contextlib
@@ -272,7 +274,7 @@ def _copy(response: http.client.HTTPResponse, out: io.FileIO, file: File, folder
 
 @contextlib.contextmanager
 def _disk(folder: Path):
-    """Tells errors of this machine's disk, which no other mirror would mend, from errors of the network."""
+    """Tells errors of this machine's disk, which no other mirror would cure, from errors of the network."""
     try:
         yield
     except OSError as error:

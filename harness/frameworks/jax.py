@@ -8,15 +8,21 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, Draws, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
-MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "fp16": "highest"}  # of float32 products
+MATMUL_PRECISION = {
+    "fp32": "highest",
+    "tf32": "tensorfloat32",
+    "fp16": "highest",
+    "bf16": "highest",
+}  # of float32 products
 
 # In the text of a compiled program: the head of a computation, an instruction with its opcode after a type, and its references.
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -43,6 +49,13 @@ class JaxRuntime:
     """
 
     name = "jax"
+    keeps_compiled: ClassVar = {
+        "JAX_COMPILATION_CACHE_DIR": "{}",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+    # XLA writes its generator out, in exclusive ors, which no step without dropout has.
+    draws = Draws(r"(loop:)?(xor|rng\S*|custom-call:\S*(threefry|philox|rng)\S*)", together=".*")
 
     def __init__(self, device: str, precision: str, threads: int) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu" if device == "cpu" else "cuda,cpu")
@@ -137,6 +150,34 @@ class JaxRuntime:
         if self.device == "cpu":
             about |= {"launches": instructions, "syncs": None}
         return {"ops": dict(ops + Counter({PROGRAM: calls.total()})), "kernels": dict(kernels), **about}
+
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+        import jax
+        import jax.numpy as jnp
+
+        gpu, host = self.device == "gpu", numbers()
+        x = jnp.asarray(host)
+
+        def compiled() -> None:
+            expect("jit", jax.jit(lambda a: jnp.tanh(a @ a))(x), jnp.tanh(host @ host))
+
+        def cudnn_lstm() -> None:
+            from jax.experimental import rnn
+
+            weights = rnn.init_lstm_weight(jax.random.key(0), SIZE, SIZE, 1, False)
+            zero, lengths = jnp.zeros((1, SIZE, SIZE)), jnp.full((SIZE,), 1, jnp.int32)
+
+            def loss(values: Any) -> Any:
+                output, _, _ = rnn.lstm(x[:, None, :], zero, zero, values, lengths, SIZE, SIZE, 1, 0.0, False)
+                return jnp.sum(output**2)
+
+            jax.block_until_ready(jax.jit(jax.grad(loss))(weights))
+
+        steps = [("matrix product", lambda: expect("product", x @ x, host @ host)), ("jit", compiled)]
+        if gpu:
+            return [("GPUs", lambda: all_gpus(len(jax.devices("gpu")))), *steps, ("cuDNN LSTM", cudnn_lstm)]
+        return steps
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""

@@ -3,9 +3,26 @@ which events are launches and synchronisations."""
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 SCRATCH = "LSTM_BENCH_SCRATCH"  # environment variable of a row's process: a folder for profiles, which goes with it
 SMALL_COPY = 64  # bytes: the condition of a loop, or its counter, that XLA brings to the host step by step
+
+
+class Draws(NamedTuple):
+    """By which ops of a profile random numbers are drawn, as regular expressions.
+
+    Attributes:
+        ops: one that draws them.
+        within: one that may draw the masks between the layers itself.
+        together: one beside which a single draw may stand for all masks.
+        each_step: whether ops are counted as launched, not once per graph or program, which may hold many steps.
+    """
+
+    ops: str
+    within: str = "(?!)"
+    together: str = "(?!)"
+    each_step: bool = False
 
 
 def counted(size: int) -> int:

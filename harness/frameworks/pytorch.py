@@ -8,12 +8,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries, profiles
+from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
 # Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
 RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
@@ -26,11 +27,18 @@ class TorchRuntime:
     Args:
         device: "gpu" or "cpu". On "cpu" the parent hides the GPUs (CUDA_VISIBLE_DEVICES).
         precision: "tf32" switches TensorFloat-32 on for matrix products and for cuDNN, everything else switches both off
-            (PyTorch's own default is on for cuDNN alone). Under "fp16" products accumulate in float32 throughout.
+            (PyTorch's own default is on for cuDNN alone). Under "fp16" and "bf16" products accumulate in float32 throughout.
         threads: of the operators' pool; the number of physical cores.
     """
 
     name = "torch"
+    keeps_compiled: ClassVar = {"TORCHINDUCTOR_CACHE_DIR": "{}", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"}
+    draws = profiles.Draws(
+        r"aten::(bernoulli_?|native_dropout|_fused_dropout|rand|rand_like|randint)",  # randint: a seed for compiled code
+        within=r"aten::_cudnn_rnn",
+        together=r"## Call CompiledFxGraph.*",
+        each_step=True,
+    )
 
     def __init__(self, device: str, precision: str, threads: int) -> None:
         # What Inductor compiled in an earlier process would make the first call of this one look cheap.
@@ -48,8 +56,8 @@ class TorchRuntime:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         matmul = torch.backends.cuda.matmul
         matmul.allow_tf32 = precision == "tf32"
-        # On by default: the parts of a split product would be summed in float16.
-        matmul.allow_fp16_reduced_precision_reduction = False
+        # On by default: the parts of a split product would be summed in 16 bits.
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         if device == "gpu" and not torch.cuda.is_available():
             raise UserError(
                 f"the driver shows an NVIDIA GPU but PyTorch {torch.__version__} does not: ./run_all.sh --peers "
@@ -114,6 +122,42 @@ class TorchRuntime:
         if self.device == "cpu":
             found["launches"], found["syncs"] = sum(found["ops"].values()), None
         return {**found, "to_host_bytes": _bytes_to_host(profile) if self.device == "gpu" else 0}
+
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+        import torch
+
+        gpu, host = self.device == "gpu", numbers()
+        x = torch.tensor(host, device=self.device_name)
+
+        def lstm() -> None:
+            layer = torch.nn.LSTM(SIZE, SIZE, device=self.device_name)
+            layer(x[:, None, :])[0].square().sum().backward()
+            self.sync()
+
+        def graph() -> None:
+            y, stream = x.clone(), torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                y @ y
+            torch.cuda.current_stream().wait_stream(stream)
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                z = y + y
+            captured.replay()
+            expect("the graph", z.cpu().numpy(), 2 * host)
+
+        def compiled() -> None:
+            expect(
+                "the kernel",
+                torch.compile(lambda a: torch.tanh(a) + 1)(x).cpu().numpy(),
+                torch.tanh(x).cpu().numpy() + 1,
+            )
+
+        steps = [("matrix product", lambda: expect("product", (x @ x).cpu().numpy(), host @ host))]
+        if gpu:
+            steps = [("GPUs", lambda: all_gpus(torch.cuda.device_count())), *steps, ("cuDNN LSTM", lstm)]
+            return [*steps, ("CUDA graph", graph), ("torch.compile", compiled)]
+        return [*steps, ("LSTM", lstm)]
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""

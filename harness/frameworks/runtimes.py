@@ -1,9 +1,11 @@
 """The frameworks that rows run in, each one configured for a row. Imports none of them itself."""
 
 import importlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from harness.frameworks.profiles import Draws
 from harness.record.frameworks import FRAMEWORKS
 
 
@@ -15,6 +17,8 @@ class Runtime(Protocol):
         device, precision: as given to `make`.
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
         tensor_type: the class of its tensors, those that a step is run on.
+        keeps_compiled: environment variables, read when it is imported, that let it keep what it compiles in the folder "{}".
+        draws: by which ops of its profiles random numbers are drawn.
         waits: (owner, name) of the functions by which a step would wait for the device, besides reading a tensor.
     """
 
@@ -23,6 +27,8 @@ class Runtime(Protocol):
     precision: str
     device_name: str
     tensor_type: type
+    keeps_compiled: Mapping[str, str]
+    draws: Draws
     waits: Sequence[tuple[Any, str]]
 
     def seed(self, seed: int) -> None:
@@ -52,20 +58,33 @@ class Runtime(Protocol):
         condition copied in every step.
         """
 
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+
     def environment(self) -> dict:
         """Versions of what is loaded, for the record: the framework's own, "cuda", "cudnn", "notes"."""
 
 
-def make(framework: str, device: str, precision: str, threads: int) -> Runtime:
+def make(framework: str, device: str, precision: str, threads: int, compiled: str | None = None) -> Runtime:
     """Import the framework and configure it for one row.
 
     Args:
         framework: of FRAMEWORKS; ValueError for another.
         device: "gpu" or "cpu".
-        precision: "fp32", "tf32" or "fp16".
+        precision: "fp32", "tf32", "fp16" or "bf16".
         threads: of the operators on a CPU; the number of physical cores.
+        compiled: folder for what XLA, Inductor and Triton compile, which a later process takes from there; None: no such folder.
+            Where the user has set one of these variables, they stay as they are.
     """
+    found = kind(framework)
+    if compiled and not found.keeps_compiled.keys() & os.environ.keys():
+        os.environ.update({variable: value.format(compiled) for variable, value in found.keeps_compiled.items()})
+    return found(device, precision, threads)
+
+
+def kind(framework: str) -> type[Runtime]:
+    """The class that configures a framework of FRAMEWORKS; ValueError for another. Imports no framework."""
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
     file, _, name = FRAMEWORKS[framework].runtime.partition(".")
-    return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)(device, precision, threads)
+    return getattr(importlib.import_module(f"harness.frameworks.{file}"), name)

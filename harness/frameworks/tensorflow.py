@@ -7,16 +7,17 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, Draws, bytes_to_host, is_kernel, syncs_within
+from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
 OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
@@ -32,6 +33,8 @@ class TensorFlowRuntime:
     """
 
     name = "tensorflow"
+    keeps_compiled: ClassVar = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory={}"}
+    draws = Draws(r"(\w+:)*(Stateless)?RandomUniform\w*", within=r"(\w+:)?CudnnRNN\w*")
 
     def __init__(self, device: str, precision: str, threads: int) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -85,17 +88,23 @@ class TensorFlowRuntime:
         """Bytes at the allocator's peak since the last reset; None on a CPU, where TensorFlow keeps no such count."""
         return self._tf.config.experimental.get_memory_info("GPU:0")["peak"] if self.device == "gpu" else None
 
-    def profile(self, function: Callable[[], object]) -> dict[str, Any]:
+    def profile(self, function: Callable[[], object], scopes: str = "") -> dict[str, Any]:
         """Run `function` under TensorFlow's profiler and say what ran.
 
+        Args:
+            scopes: a regular expression with one group. What ran under a name scope in which it is found is counted by what its
+                group matched there too, as "scopes".
+
         Returns:
-            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}.
+            {"ops": {op type: count}, "kernels": {kernel name: ms on the device}, "to_host_bytes": as Runtime says}, and with
+            `scopes` {"scopes": {group: {"ops", "kernels"}}}: no eager ops, which have no scope, and no kernels of XLA.
             Eager ops count as "eager:<type>". Of a graph, on a GPU every op that launched a kernel counts once; on a CPU,
             where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
             profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
             "loop:<type>"; a cluster compiled by XLA is "xla", and the ops that it was compiled from, once per execution on
             either device, "xla:<type>" and "xla:loop:<type>".
         """
+        found = _Scopes(scopes)
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._tf.profiler.experimental.start(folder)
@@ -105,11 +114,53 @@ class TensorFlowRuntime:
                 self.sync()
             finally:
                 self._tf.profiler.experimental.stop()
-            ops, kernels, about = _read_profile(folder)
-        _count_traced(ops, "" if self.device == "cpu" else COMPILED)
+            ops, kernels, about = _read_profile(folder, found)
+        _count_traced(ops, "" if self.device == "cpu" else COMPILED, found)
         if self.device == "cpu":
             about |= {"launches": sum(ops.values()), "syncs": None}
+        if scopes:
+            about["scopes"] = found.counted()
         return {"ops": dict(ops), "kernels": dict(kernels), **about}
+
+    def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
+        """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
+        import keras
+        import tensorflow as tf
+
+        gpu, x = self.device == "gpu", tf.constant(numbers())
+
+        def lstm() -> None:
+            layer = keras.layers.LSTM(SIZE, use_cudnn=gpu)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(x[:, None, :]) ** 2)
+            self.to_numpy([tf.reduce_sum(gradient) for gradient in tape.gradient(loss, layer.trainable_variables)])
+
+        def xla() -> None:
+            product = tf.function(lambda a: tf.tanh(a @ a), jit_compile=True)
+            expect("XLA", product(x).numpy(), tf.tanh(x @ x).numpy())
+
+        def nvrtc_kernel() -> str | None:
+            from models.wavefront import nvrtc
+
+            try:
+                chip = nvrtc.chip()
+            except ValueError as error:
+                if "an NVIDIA driver of CUDA" not in str(error):
+                    raise
+                return f"not run, and wavefront_persistent will not: {error}"
+            source = """extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"""
+            code = nvrtc.ptx(source, (), chip.capability)
+            spec = tf.TensorSpec((SIZE,), tf.float32)
+            kernel = tf.function(lambda a: nvrtc.launch("twice", code, [a], [spec], 1, SIZE, 0)[0], jit_compile=True)
+            expect("the kernel", kernel(x[0]).numpy(), 2 * x[0].numpy())
+            return None
+
+        steps = [("matrix product", lambda: expect("product", (x @ x).numpy(), x.numpy() @ x.numpy()))]
+        if gpu:
+            seen = tf.config.list_physical_devices("GPU")
+            steps = [("GPUs", lambda: all_gpus(len(seen))), *steps, ("cuDNN LSTM", lstm), ("XLA", xla)]
+            return [*steps, ("NVRTC kernel", nvrtc_kernel)]
+        return [*steps, ("LSTM", lstm), ("XLA", xla)]
 
     def environment(self) -> dict:
         """Versions of what is loaded (not what it was built with), for the record."""
@@ -156,7 +207,27 @@ def cure(log: str) -> str:
     return f"{'; '.join(failed.values())}; install tensorflow[and-cuda] of its version, or add its folder to LD_LIBRARY_PATH"
 
 
-def _read_profile(folder: str) -> tuple[Counter, Counter, dict[str, int]]:
+class _Scopes:
+    """What ran under the name scopes in which a regular expression is found, by its group; without one, nothing."""
+
+    def __init__(self, pattern: str = "") -> None:
+        self._pattern = pattern
+        self.ops: dict[str, Counter] = defaultdict(Counter)
+        self.kernels: dict[str, Counter] = defaultdict(Counter)
+
+    def of(self, name: str) -> str:
+        found = self._pattern and re.search(self._pattern, name)
+        return found[1] if found else ""
+
+    def without_counts(self) -> "_Scopes":
+        return _Scopes(self._pattern)
+
+    def counted(self) -> dict[str, dict]:
+        names = {*self.ops, *self.kernels} - {""}
+        return {name: {"ops": dict(self.ops[name]), "kernels": dict(self.kernels[name])} for name in sorted(names)}
+
+
+def _read_profile(folder: str, scopes: _Scopes) -> tuple[Counter, Counter, dict[str, int]]:
     """(ops, kernels, {"to_host_bytes", "launches", "syncs"})"""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -167,7 +238,7 @@ def _read_profile(folder: str) -> tuple[Counter, Counter, dict[str, int]]:
             space.ParseFromString(file.read())
         for plane in space.planes:
             if plane.name.startswith("/device:GPU"):
-                copied, launched = _read_device(plane, ops, kernels)
+                copied, launched = _read_device(plane, ops, kernels, scopes)
                 to_host_bytes, launches = to_host_bytes + copied, launches + launched
             elif plane.name.startswith("/host:C"):  # the CPU, and in some versions CUPTI besides
                 _read_host(plane, ops, marks, syncs)
@@ -189,7 +260,7 @@ def _read_host(plane, ops: Counter, marks: list, syncs: list) -> None:
                 (marks if name == PROFILED else syncs).append((start, start + event.duration_ps / 1e3))
 
 
-def _read_device(plane, ops: Counter, kernels: Counter) -> tuple[int, int]:
+def _read_device(plane, ops: Counter, kernels: Counter, scopes: _Scopes) -> tuple[int, int]:
     """Kernels, and the op that launched each (the profiler's tf_op, hlo_module for a compiled cluster's).
 
     Returns:
@@ -211,35 +282,47 @@ def _read_device(plane, ops: Counter, kernels: Counter) -> tuple[int, int]:
                 ops["xla"] += 1
             elif about.get("tf_op"):
                 launched.add(about["tf_op"])
+                scopes.kernels[scopes.of(about["tf_op"])][names[event.metadata_id]] += event.duration_ps / 1e9
     for op in launched:
         if found := re.fullmatch(r"(.*[^:]):(\w+)", op):  # scope/name:OpType
-            ops[("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]] += 1
+            ran = ("loop:" if re.search(r"while\w*/body", found[1]) else "") + found[2]
+            ops[ran] += 1
+            scopes.ops[scopes.of(op)][ran] += 1
     return to_host_bytes, launches
 
 
-def _count_traced(ops: Counter, prefix: str) -> None:
+def _count_traced(ops: Counter, prefix: str, scopes: _Scopes | None = None) -> None:
     """Add the ops of every traced function that was executed, once per execution; those alone whose names start so."""
     from tensorflow.python.eager import context  # the only way to a function by the name under which it ran
 
+    scopes = scopes or _Scopes()
     for op, times in list(ops.items()):
         name = op.removeprefix("eager:")
         # A GPU's copy of a compiled function's input names the function as its op: that is no execution.
         if name != op and context.context().has_function(name):
-            for inner, count in _ops_of(context.context().get_function_def(name), context.context()).items():
-                if inner.startswith(prefix):
-                    ops[inner] += times * count
+            once = scopes.without_counts()
+            found = _ops_of(context.context().get_function_def(name), context.context(), scopes=once)
+            for total, counts in [(ops, found), *((scopes.ops[scope], own) for scope, own in once.ops.items())]:
+                for inner, count in counts.items():
+                    if inner.startswith(prefix):
+                        total[inner] += times * count
 
 
-def _ops_of(function, library, compiled: str = "", loop: str = "") -> Counter:
-    """Op types of a FunctionDef and of the functions that it calls, marked as in a compiled cluster and in a loop's body."""
+def _ops_of(function, library, compiled: str = "", loop: str = "", scopes: _Scopes | None = None) -> Counter:
+    """Op types of a FunctionDef and of the functions that it calls, marked as in a compiled cluster and in a loop's body.
+
+    Those under a name scope are added to `scopes` too.
+    """
     ops = Counter()
     if function.attr["_XlaMustCompile"].b and not compiled:
         ops["xla"], compiled = 1, COMPILED
     for node in function.node_def:
         ops[compiled + loop + node.op] += 1
+        if scopes:
+            scopes.ops[scopes.of(node.name)][compiled + loop + node.op] += 1
         for key, attribute in node.attr.items():
             looped = "loop:" if node.op in ("While", "StatelessWhile") else loop
             for called in [attribute.func, *attribute.list.func]:
                 if called.name and key != "cond":
-                    ops += _ops_of(library.get_function_def(called.name), library, compiled, looped)
+                    ops += _ops_of(library.get_function_def(called.name), library, compiled, looped, scopes)
     return ops

@@ -29,7 +29,7 @@ LAG_SHARE = 0.01  # of the block, where that is more: what a figure may be wrong
 SHORT_BLOCK_S = 0.1
 SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
 STANDARD = (sysconfig.get_path("stdlib"), "<frozen")  # files of a thread that waits for work
-THREAD_S = 0.001  # in which another thread begins with what it was told to do
+THREAD_S = 0.001  # in which another thread begins with its work
 LAGS = 3  # at least so many blocks are late before a row is
 
 
@@ -235,7 +235,7 @@ def first_call(function: Callable[["EpochClock"], object], sync: Callable[[], No
 class EpochClock:
     """Seconds of each part of a whole training: training and validation per epoch.
 
-    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle. A Keras `fit` is told of by
+    Whoever runs the training calls `begin`, `trained` and `validated`, each while the device is idle. For a Keras `fit` that is
     `callback`: there a part lasts from the begin of its first step to the end of its last one, when Keras has read that step's
     logs. (On PyTorch Keras takes an epoch's first batch before it says so.)
 

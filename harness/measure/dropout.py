@@ -16,23 +16,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from harness.frameworks import runtimes
+
 # Standard errors that a mean, and the logarithm of a deviation, may be off by. Of 500,000 right pairs of 32 losses, normal or as
 # skewed as a gamma distribution of 15, none was off by more than 5.7.
 ERRORS = 6.0
 SAME = 1e-5  # relative; two blocks whose first SAME_STEPS losses agree to that have drawn the same masks
 SAME_STEPS = 4  # by chance they do in fewer than one of 10⁷ cases: losses deviate by 5e-4 of themselves, or more
 
-RANDOM_OPS = {
-    "tensorflow": r"(\w+:)*(Stateless)?RandomUniform\w*",
-    "torch": r"aten::(bernoulli_?|native_dropout|_fused_dropout|rand|rand_like|randint)",  # randint: a seed for compiled code
-    # XLA writes its generator out, in exclusive ors, which no step without dropout has
-    "jax": r"(loop:)?(xor|rng\S*|custom-call:\S*(threefry|philox|rng)\S*)",
-}
-WITHIN = {
-    "tensorflow": r"(\w+:)?CudnnRNN\w*",
-    "torch": r"aten::_cudnn_rnn",
-}  # an op that may draw the masks between layers itself
-COMPILED = r"## Call CompiledFxGraph.*"  # of PyTorch: one seed for all masks
 HIDDEN = "cudaGraphLaunch"  # of PyTorch: a replay shows no op
 
 
@@ -69,7 +60,7 @@ def wrong_losses(losses: np.ndarray, reference: np.ndarray, rounding: float) -> 
 def masks_not_drawn(ops: Mapping[str, float], framework: str, places: int, steps: int) -> str:
     """What a profile lacks of random numbers for so many places in so many steps; "" for none, or where it shows no ops.
 
-    TensorFlow's and JAX' profiles count the ops of a graph or program, which may hold many steps; PyTorch's count launches.
+    framework: of FRAMEWORKS, whose runtime says which ops draw them.
     """
 
     def count(pattern: str) -> int:
@@ -77,9 +68,10 @@ def masks_not_drawn(ops: Mapping[str, float], framework: str, places: int, steps
 
     if HIDDEN in ops:
         return ""
-    least = 1 if framework == "jax" or count(COMPILED) else places - bool(count(WITHIN.get(framework, "(?!)")))
-    least *= steps if framework == "torch" else 1
-    seen = count(RANDOM_OPS[framework])
+    draws = runtimes.kind(framework).draws
+    least = 1 if count(draws.together) else places - bool(count(draws.within))
+    least *= steps if draws.each_step else 1
+    seen = count(draws.ops)
     return f"random numbers were drawn {seen} times in {steps} steps, expected {least} or more" if seen < least else ""
 
 

@@ -25,13 +25,21 @@ import numpy as np
 from harness.measure.proof import STORED, Limit, norm_2
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7  # of Adam, in every row
-GAP = 1000.0  # between the largest bias and the others: a softmax of exactly 1 and 0, and whole numbers in float16
+GAP = 1000.0  # between the largest bias and the others: a softmax of exactly 1 and 0, and a number of float16 and bfloat16
 STEPS, FEWEST_EPOCHS = 4, 3  # of the small training: steps of an epoch, epochs
 TAGS = 3  # sequences of a class, which follow each other in one batch of the data
 CHANCE = 1e-6  # with which an honest order may look like one that was not drawn
 # In sequences: float16's rounding of 1 / batch makes 3e-3; two patterns of TAGS differ by 9e-3 or more.
 MOMENT_LIMIT = 4e-3
 RATE_LIMIT = 1e-4  # relative; float32's 1 − β₂^t is off by up to 3e-5
+
+
+def tells_steps(precision: str, batch_size: int) -> bool:
+    """Whether a gradient tells how many sequences of a class were in a step.
+
+    Of bfloat16's 8 bits, 1 / batch_size and sums of it have to need no more: it is a power of two then, and 256 at most.
+    """
+    return precision != "bf16" or batch_size in [2**k for k in range(9)]
 
 
 class Plan(NamedTuple):

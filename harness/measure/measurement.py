@@ -1,6 +1,7 @@
 """One row's process: prove the callable, time it, say what was found. Knows no particular LSTM."""
 
 import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from harness.frameworks import runtimes
 from harness.measure import after_blocks, clocks, dropout, fits, host_reads
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
-from harness.measure.references import load_reference
+from harness.measure.references import load_reference, wait_for
 from harness.record import machine
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
@@ -95,12 +96,19 @@ class Measurement:
             self.kernel = self.kernel._replace(train_ops={}, passes={})
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
-        self.runtime = runtimes.make(framework, self.device, self.precision, machine.physical_cores())
+        cores, compiled = machine.physical_cores(), job.get("compiled")
+        self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
         self._phases.over("framework")
-        self.reference = load_reference(Path(job["reference"]))
-        self._phases.over("reference")
+        self._reference_path = Path(job["reference"])
         self._clocks = [self._clock("start")]
         self._cpu = machine.CpuShare()
+
+    @functools.cached_property
+    def reference(self) -> dict[str, Any]:
+        """When it is there: another process may be computing it."""
+        found = load_reference(wait_for(self._reference_path))
+        self._phases.over("reference")
+        return found
 
     def steps(
         self,
@@ -125,7 +133,8 @@ class Measurement:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
         """
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
-        # so far, XLA's persistent cache has these numbers in its keys, and a timed loop takes as many steps as there is time for.
+        # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as
+        # there is time for.
         self._phases.over("model")
         traced_s = {mode: self._traced_s(trial, mode) for mode in modes}
         self._phases.over("tracing")
@@ -141,6 +150,7 @@ class Measurement:
                 parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
                 parts[mode]["memory_peak_bytes"] = self._memory_of(step, batches)  # another mode has none yet
             self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
             self._phases.over("waiting")
             trial.restore()
@@ -166,7 +176,7 @@ class Measurement:
                     self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
                 self._phases.over("proof: after")
         if proven and utilisation and self.device == "gpu" and not self.process:
-            with self._turns.timed():
+            with self._turns.device(alone=True):
                 self._phases.over("waiting")
                 for mode in proven:
                     timed = timed_of(trial, mode)
@@ -322,6 +332,7 @@ class Measurement:
             first_call_s = clocks.first_call(lambda clock: trial.train_steps(1, clock), self.runtime.sync)
             trial.timed_steps(1)  # compiled too, where it is another graph than that of the proof's steps
             self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
             self._phases.over("waiting")
             proof = Proof(self.precision)
@@ -336,7 +347,8 @@ class Measurement:
             proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
-            if self._holds_more and not self.process and not proof.failures:
+            told = fits.tells_steps(self.precision, batch_size)
+            if self._holds_more and not self.process and not proof.failures and told:
                 proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
@@ -377,7 +389,7 @@ class Measurement:
                 "share_of_matmul": self._share(flops, blocks),
             }
             if self.device == "gpu" and not self.process:
-                with self._turns.timed():
+                with self._turns.device(alone=True):
                     self._phases.over("waiting")
                     batches = math.ceil(1e3 * UTILISATION_S / min(blocks))
                     part["gpu_utilisation"] = self._utilisation(lambda: train_on(batches))
@@ -396,9 +408,14 @@ class Measurement:
                 {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
             schedule: of that training; what ran is held to it.
         """
+        self._phases.over("model")
         with self._turns.device(alone=True):
+            self._phases.over("waiting")
             first_call_s, _ = clocks.seconds_of(lambda: trial.train(trial.batches[0]), self.runtime.sync)
+            self._phases.over("first call")
+        _ = self.reference  # waited for before the device is asked for
         with self._turns.device():
+            self._phases.over("waiting")
             trial.restore()
             self._start = digest(trial.weights())
             proof, _ = self._prove(trial, "train")
@@ -412,7 +429,9 @@ class Measurement:
                 def timed(function):
                     return clocks.seconds_of(function, self.runtime.sync)
 
+                self._phases.over("waiting")
                 fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
+                self._phases.over("timed")
             memory, result = self._memory(), dict(result)
             if self._holds_more:
                 watched.read(self.runtime.to_numpy)
@@ -424,6 +443,8 @@ class Measurement:
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             part |= {**result, "fit_s": fit_s, "memory_peak_bytes": memory}
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
+            self._phases.over("proof: after")
+        print(self._phases, flush=True)
         return {"fit": self._finish(part, proof)}
 
     def _finish(self, part: dict, proof: Proof) -> dict:
@@ -502,12 +523,12 @@ def handed_to_fit(trial: Any, batch_size: int) -> int:
 def matmul_flops(runtime: runtimes.Runtime, size: int, repeats: int) -> float:
     """FLOP/s of a plain [size, size] × [size, size] product on this device, at the runtime's precision; the best of four.
 
-    Random numbers, since zeros draw less power and run faster. float16 where the runtime says fp16. TensorFlow's product is the
-    measure for every row, whatever its framework, so that their shares are of one number.
+    Random numbers, since zeros draw less power and run faster. In 16 bits at fp16 and bf16. TensorFlow's product is the measure
+    for every row, whatever its framework, so that their shares are of one number.
     """
     import tensorflow as tf
 
-    dtype = tf.float16 if runtime.precision == "fp16" else tf.float32
+    dtype = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(runtime.precision, tf.float32)
     a, b = (tf.cast(tf.random.normal([size, size], seed=seed), dtype) for seed in (1, 2))
 
     def products():

@@ -6,6 +6,7 @@ file; NumPy reads each without pickles. So reading fills no more memory than twi
 
 import os
 import struct
+import time
 import tokenize
 import warnings
 import zipfile
@@ -15,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.measure.proof import CURVE_STEPS
+from harness.record import records
 
 # What zipfile, and NumPy's reader of headers, raise for files that are none of theirs.
 UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, SyntaxError, MemoryError,
               struct.error, tokenize.TokenError, zipfile.BadZipFile, UserWarning)  # fmt: skip
+WAIT_S = 0.05  # between two looks for a reference that another process computes
 
 
 def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
@@ -35,6 +38,16 @@ def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
     with temporary.open("wb") as file:
         np.savez(file, **arrays)
     temporary.replace(path)
+
+
+def wait_for(path: Path) -> Path:
+    """The path, when its reference is there. Raises CrashError with the reason where that could not be computed."""
+    failed = path.with_suffix(records.NO_REFERENCE)
+    while not path.exists():
+        if failed.exists():
+            raise CrashError(failed.read_text())
+        time.sleep(WAIT_S)
+    return path
 
 
 def load_reference(path: Path) -> dict[str, Any]:
@@ -54,7 +67,9 @@ def load_reference(path: Path) -> dict[str, Any]:
                 held[name or head] = _array(archive, member)
     except UNREADABLE as error:
         what = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path}: no reference ({what}); remove the file and run again with --resume") from None
+        raise UserError(
+            f"{path}: no reference ({what}); remove the file, here and in the runs beside this one, and run again with --resume"
+        ) from None
     return reference
 
 

@@ -43,7 +43,7 @@ class ReplicatedMeasurement(Measurement):
     def _about(self, communication_ms: float | None) -> dict[str, Any]:
         """Of the record: every GPU, how they are linked, the library that adds up, and the hosts."""
         found = machine.gpus() if self.device == "gpu" else []
-        everywhere = self.group.told([gpu["name"] or "unknown" for gpu in found])
+        everywhere = self.group.told([gpu.name for gpu in found])
         return {
             "gpus": self.gpus,
             "workers": self.group.size,

@@ -12,12 +12,14 @@ class Framework(NamedTuple):
         runtime: the class that configures it for a row, as file.Class of harness/frameworks/.
         packages: those whose versions concern its own rows alone.
         prefixes: how the environment variables begin that steer it; variables of no framework steer all.
+        python: the oldest that it runs on here.
     """
 
     title: str
     runtime: str
     packages: tuple[str, ...]
     prefixes: tuple[str, ...]
+    python: tuple[int, int] = (3, 10)
 
 
 # By the name of the module that a row imports, which is also the name of its version in a record's environment.
@@ -26,7 +28,7 @@ FRAMEWORKS = {
         "TensorFlow", "tensorflow.TensorFlowRuntime", ("tensorflow", "tensorflow-cpu"), ("TF_", "XLA_")
     ),
     "torch": Framework("PyTorch", "pytorch.TorchRuntime", ("torch",), ("TORCH", "PYTORCH_", "TRITON_")),
-    "jax": Framework("JAX", "jax.JaxRuntime", ("jax", "jaxlib"), ("JAX_", "XLA_")),
+    "jax": Framework("JAX", "jax.JaxRuntime", ("jax", "jaxlib"), ("JAX_", "XLA_"), (3, 11)),
 }
 
 

@@ -5,7 +5,7 @@ say more about that process and nothing about the next one. A process is its med
 processes, with a 95 % t interval on the logarithms of the processes' medians, since what disturbs a time multiplies it. (Georges,
 Buytaert and Eeckhout, "Statistically Rigorous Java Performance Evaluation", OOPSLA 2007, on several starts of a process.)
 
-Only the standard library is imported: the parent, which keeps the records, shall stay small, and SciPy takes 44 MB.
+Only the standard library is imported: the parent, which keeps the records, has to stay small, and SciPy takes 44 MB.
 """
 
 import functools

@@ -4,24 +4,28 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from harness.record.frameworks import FRAMEWORKS
 
 PROJECT = Path(__file__).resolve().parents[2]
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "tabulate", "tqdm", "matplotlib", "nvidia-ml-py",
-            "psutil", "py-cpuinfo", "scikit-learn", "torch", "jax", "jaxlib")  # fmt: skip
+PACKAGES = (*(package for framework in FRAMEWORKS.values() for package in framework.packages), "keras", "numpy", "pandas",
+            "tabulate", "tqdm", "matplotlib", "nvidia-ml-py", "psutil", "py-cpuinfo", "scikit-learn")  # fmt: skip
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
 # those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
     r"(?!\w*_(HOME|DIR|DIRECTORY|PATH|VERSION|PYTHON|RUN_ID|TOKEN|KEY|PASSWORD|SECRET)$)"
-    r"((XLA|JAX|TORCH[A-Z]*|PYTORCH|TRITON|CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
+    rf"(({'|'.join(sorted({prefix for f in FRAMEWORKS.values() for prefix in f.prefixes} - {'TF_'}))})\w+"
+    r"|(CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )
@@ -61,11 +65,7 @@ def _first_gpu() -> Iterator[tuple]:
     """
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     with _nvml() as nvml:
-        gpu = None
-        if nvml and _visible(nvml) and name.isdecimal():
-            gpu = _asked(nvml.nvmlDeviceGetHandleByIndex, int(name))
-        elif nvml and _visible(nvml):
-            gpu = _asked(nvml.nvmlDeviceGetHandleByUUID, name)
+        gpu = _handle(nvml, name) if nvml and _visible(nvml) else None
         yield (nvml, gpu) if gpu is not None else (None, None)
 
 
@@ -94,19 +94,23 @@ def _visible(nvml) -> int:
     return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
 
 
-def gpu_name() -> str | None:
-    """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
-    with _first_gpu() as (nvml, gpu):
-        return _text(_asked(nvml.nvmlDeviceGetName, gpu)) if nvml else None
+class Gpu(NamedTuple):
+    uuid: str
+    name: str
 
 
-def visible_gpus() -> list[str]:
-    """Of each GPU that gpu_count counts, what CUDA_VISIBLE_DEVICES calls it: its number, or what that variable has."""
+def gpus() -> list[Gpu]:
+    """The NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows, in its order; without those that NVML cannot name."""
     with _nvml() as nvml:
-        count = _visible(nvml) if nvml else 0
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(k) for k in range(count)] if named is None else [name.strip() for name in named.split(",")]
-    return [name for name in names if name not in HIDDEN][:count]
+        if not nvml:
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = map(str, range(_asked(nvml.nvmlDeviceGetCount) or 0)) if visible is None else visible.split(",")
+        found = []
+        for name in itertools.takewhile(lambda name: name not in HIDDEN, map(str.strip, names)):
+            gpu = _handle(nvml, name)
+            found.append(Gpu(*(_text(_asked(ask, gpu)) for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName))))
+        return [gpu for gpu in found if all(gpu)]
 
 
 def _handle(nvml, name: str) -> Any:
@@ -114,28 +118,18 @@ def _handle(nvml, name: str) -> Any:
     return _asked(query, int(name) if name.isdecimal() else name)
 
 
-def gpus() -> list[dict]:
-    """{"name", "bytes"} of every visible GPU; None for what NVML does not know."""
-    found, names = [], visible_gpus()
-    with _nvml() as nvml:
-        for name in names if nvml else ():
-            gpu = _handle(nvml, name)
-            memory = gpu is not None and _asked(nvml.nvmlDeviceGetMemoryInfo, gpu)
-            kind = gpu is not None and _asked(nvml.nvmlDeviceGetName, gpu)
-            found.append({"name": _text(kind) or None, "bytes": int(memory.total) if memory else None})
-    return found
+def gpu_name() -> str | None:
+    """Name of the first NVIDIA GPU, such as "NVIDIA H200", or None."""
+    with _first_gpu() as (nvml, gpu):
+        return _text(_asked(nvml.nvmlDeviceGetName, gpu)) if nvml else None
 
 
-def gpu_link(names: list[str] | None = None) -> str | None:
-    """How GPUs of this host are linked: "NVLink" where each reaches each other by it, else "PCIe"; None for fewer than two.
-
-    names: as of visible_gpus; None: those.
-    """
-    names = visible_gpus() if names is None else names
-    if len(names) < 2:
+def gpu_link(uuids: Sequence[str]) -> str | None:
+    """How GPUs of this host are linked: "NVLink" where each reaches each other by it, else "PCIe"; None for fewer than two."""
+    if len(uuids) < 2:
         return None
     with _nvml() as nvml:
-        found = [_handle(nvml, name) for name in names] if nvml else []
+        found = [_handle(nvml, uuid) for uuid in uuids] if nvml else []
         if len(found) < 2 or None in found:
             return None
         capability = nvml.NVML_P2P_CAPS_INDEX_NVLINK
@@ -177,6 +171,7 @@ def facts(device: str) -> dict:
 
     found = {
         "gpu": None,
+        "gpu_uuid": None,
         "driver": None,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
         "cores": physical_cores(),
@@ -192,6 +187,7 @@ def facts(device: str) -> dict:
         with _first_gpu() as (nvml, gpu):
             if nvml:
                 found["gpu"] = _text(_asked(nvml.nvmlDeviceGetName, gpu))
+                found["gpu_uuid"] = _text(_asked(nvml.nvmlDeviceGetUUID, gpu))
                 found["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
     return found
 

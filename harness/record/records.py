@@ -27,6 +27,7 @@ from harness.record.schema import SCHEMA, RecordError, is_name, number_or_null, 
 MAX_BYTES = 4 * 1024**2
 MAX_DEPTH = 16
 FOLDERS = ("rows", "layout", "logs")
+NO_REFERENCE = ".failed.tmp"  # instead of the ".npz" of a reference that could not be computed: the reason
 LOCK = "LSTM_BENCH_LOCK"  # environment variable: the descriptor of the lock that the parent lends, see Run.lent
 # Of a process that was killed: what it wrote, and the folders in which its rows' processes handed over their results.
 LEFT_OVER = (".*.tmp", "*/.*.tmp", "references/*.tmp")

@@ -20,7 +20,7 @@ SCHEMA = 1  # of a run's folder and its layouts
 RECORDS = (1, 2)  # of a record; a new one has the last
 MODES = ("fit", "train", "forward", "stack")
 DEVICES = ("gpu", "cpu")
-PRECISIONS = ("fp32", "tf32", "fp16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 STATUSES = ("ok", "skipped", "failed")
 ERRORS = ("outputs_err", "gradients_err", "update_err", "loss_err", "spread_err")
 

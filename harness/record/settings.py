@@ -39,7 +39,7 @@ EXCEPTIONS: dict[str, tuple[Changes, str]] = {
     "ROW_LIMIT_S": (Changes.TIMING, _LIMIT),
     "ROW_BUDGET_S": (Changes.TIMING, _LIMIT),
     "SCALING": (Changes.NOTHING, "picks points, each with the constants of its own"),
-    "GPUS": (Changes.RESULT, "the reference is of the whole batch, however many devices share it"),
+    "REPLICAS": (Changes.RESULT, "the reference is of the whole batch, however many devices share it"),
     "HOSTS": (Changes.RESULT, "where the workers run"),
     "PRECISION": (Changes.RESULT, "the reference is float64 for every precision"),
     "LOSS_SCALE": (Changes.RESULT, "is divided out again"),

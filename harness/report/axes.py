@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.record import records, schema
 from harness.record.stopping_rule import is_time_up
-from harness.report import curves, warnings
+from harness.report import curves, warnings, what_ran
 from harness.report.building import Table, foot, skipped
 from harness.report.cells import NONE, Notes, cell, plain
 from harness.report.provenance import machine_line
@@ -143,7 +143,7 @@ def _cell(record: Mapping | None, notes: Notes) -> str:
     if record is None:
         return NONE
     if record["status"] != "ok":
-        return record["status"] + notes.mark(plain(record["reason"]))
+        return record["status"] + notes.mark(plain(what_ran.reason_in_words(record["reason"])))
     marks = (notes.mark(plain(note)) for note in record["notes"] if not is_time_up(note))
     return cell(record["step_ms"], "median_range") + "".join(marks)
 

@@ -210,7 +210,7 @@ def verdict(record: Mapping, notes: Notes) -> str:
         text = "not proven" if not proof else f"proven, errors ≤ {max(errors):.1e}" if errors else "proven"
         text = "; ".join(filter(None, [text, record["reason"]]))
     else:
-        text = f"{record['status']}: {record['reason']}"
+        text = f"{record['status']}: {what_ran.reason_in_words(record['reason'])}"
     if len(text) <= LONG_REASON:
         return plain(text)
     return plain(text[:LONG_REASON]) + "..." + notes.mark(plain(text))
@@ -222,7 +222,8 @@ def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = (), kind: s
     published = [(label, figure) for label, figure in published if isinstance(figure, int | float)]
     value = value_at(record, spec["plot"]) if record.get("status") == "ok" else None
     if not isinstance(value, int | float):
-        note = record["reason"] if "status" not in record else f"{record['status']}: {record['reason']}".rstrip(": ")
+        reason = what_ran.reason_in_words(record["reason"])
+        note = reason if "status" not in record else f"{record['status']}: {reason}".rstrip(": ")
         return plots.Bar(record["row"], None, note=note, published=published, kind=kind)
     step = record["step_ms"]
     low = high = None

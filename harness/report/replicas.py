@@ -1,9 +1,9 @@
 """Tables of a benchmark whose rows train on several devices: how the throughput of each row grows with their number.
 
 A layout's "replicas" is {"mode", "published": [{"row", "description", "reason", "config", "gpus", "words", "speedup"}]}. The
-records of such a script are of the configs <config>-1, <config>-weak_<n> and
-<config>-strong_<n>, and their constant GPUS is n. Each config makes a table of weak and one of strong scaling, with a line for
-each row and number of devices, from the records alone.
+records of such a script are of the configs <config>-1, <config>-weak_<n> and <config>-strong_<n>, and their constant REPLICAS is
+n. Each config makes a table of weak and one of strong scaling, with a line for each row and number of devices, from the records
+alone.
 """
 
 import re
@@ -51,8 +51,8 @@ def speedup(record: Mapping, one: Mapping | None) -> float | None:
 def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], notes: Notes) -> Table:
     order = list(layout["rows"])
     present = [record for record in rows if record["status"] != "skipped"] or list(rows)
-    present.sort(key=lambda record: (_place(order, record["row"]), record["config"]["GPUS"]))
-    ones = {record["row"]: record for record in present if record["config"]["GPUS"] == 1}
+    present.sort(key=lambda record: (_place(order, record["row"]), record["config"]["REPLICAS"]))
+    ones = {record["row"]: record for record in present if record["config"]["REPLICAS"] == 1}
     lines = [_line(layout, record, ones.get(record["row"]), notes) for record in present]
     device, precision = rows[0]["device"], rows[0]["precision"]
     published = layout["replicas"].get("published", [])
@@ -66,7 +66,7 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
     headings = HEADINGS if extra else [*HEADINGS[:8], HEADINGS[-1]]
     spec = {"mode": layout["replicas"]["mode"], "columns": [["ms", "step_ms", "median_range"]]}
     shown = [
-        {**record, "row": f"{record['row']} {record['config']['GPUS']}", "config": _of_any(record)}
+        {**record, "row": f"{record['row']} {record['config']['REPLICAS']}", "config": _of_any(record)}
         for record in present
     ]
     return Table(
@@ -88,11 +88,11 @@ def _place(order: Sequence[str], row: str) -> int:
 
 def _of_any(record: Mapping) -> dict[str, Any]:
     """The settings without those that are a point's."""
-    return {name: value for name, value in record["config"].items() if name not in ("GPUS", "BATCH_SIZE", "CONFIG")}
+    return {name: value for name, value in record["config"].items() if name not in ("REPLICAS", "BATCH_SIZE", "CONFIG")}
 
 
 def _line(layout: Mapping, record: Mapping, one: Mapping | None, notes: Notes) -> list[str]:
-    gpus, gain = record["config"]["GPUS"], speedup(record, one)
+    gpus, gain = record["config"]["REPLICAS"], speedup(record, one)
     figures = [NONE] * 5
     if record["status"] == "ok":
         communication = (record.get("replicas") or {}).get("communication_ms")

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, launches, plots, replicas
+from harness.report import axes, curves, launches, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -132,7 +132,10 @@ def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems
     missing = [record for record in every if record["status"] != "ok"]
     if missing or problems:
         lines += ["## Rows without figures", ""]
-        lines += [f"- {records.record_name(r)}: {r['status']}: {plain(r['reason'])}" for r in missing]
+        lines += [
+            f"- {records.record_name(r)}: {r['status']}: {plain(what_ran.reason_in_words(r['reason']))}"
+            for r in missing
+        ]
         lines += [f"- {plain(problem.replace(f'{run}{os.sep}', ''))}" for problem in problems]
     return "\n".join(lines).rstrip() + "\n"
 

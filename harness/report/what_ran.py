@@ -72,6 +72,16 @@ def op_in_words(pattern: str) -> str:
     return "".join([words, *(place for prefix, place in PLACES if prefix in bare)])
 
 
+def reason_in_words(reason: str) -> str:
+    """Why a row failed, with the ops and kernels that it expected in words; its record and log have the expressions."""
+    text = re.sub(r"\bop (\S+) ran (\d+ times)", lambda found: f"{op_in_words(found[1])} ran {found[2]}", reason)
+    return re.sub(
+        r"(no kernel on the GPU )matches ([^\s;]+)",
+        lambda found: f"{found[1]}is {_words(found[2], KERNELS) or 'of this row'}",
+        text,
+    )
+
+
 def kernel_in_words(name: str) -> str:
     """A kernel by what it does; of an unknown one its name without types."""
     bare = re.sub(r"^void |<.*|\(.*", "", name).rpartition("::")[2]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,8 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
-REFERENCE = 3  # what a reference holds: a run of an earlier commit that goes on has it computed anew
+# What a reference comes from besides the script: another commit has its own. Patterns below the project.
+REFERENCE_CODE = ("models/reference/*.py", "models/weights/*.py", "harness/data/*.py", "harness/measure/references.py")
 AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
@@ -170,10 +172,56 @@ class RowProgress:
         return self.kept - 1, outcome
 
 
+class References:
+    """The float64 references of `parents`, those that are not there yet: computed while rows start, which wait for theirs.
+
+    Attributes:
+        failed: {CONFIG: what became of one that could not be computed}; a process that waits for it is told by a file beside it.
+    """
+
+    def __init__(self, parents: Iterable["Parent"], bar: Any) -> None:
+        self.failed: dict[str, processes.Outcome] = {}
+        self._bar = bar
+        self._rest = [parent for parent in parents if not _is_there(parent.reference_path())]
+
+    def next_work(self) -> processes.Work | None:
+        """The process that computes the next one; None: all have been started."""
+        if not self._rest:
+            return None
+        parent = self._rest.pop(0)
+        path = parent.reference_path()
+
+        def ended(outcome: processes.Outcome) -> None:
+            if not path.exists():
+                reason = f"the float64 reference: {(outcome.result or {}).get('error') or outcome.reason}"
+                self.failed[parent.constants["CONFIG"]] = outcome._replace(result=None, reason=reason)
+                path.parent.mkdir(exist_ok=True)
+                path.with_suffix(records.NO_REFERENCE).write_text(reason)
+
+        self._bar.starts("float64 reference")
+        return processes.Work(parent.reference_child(path), ended)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a reference has been computed; where another run beside this one has the same, it becomes this one's too."""
+    if not path.exists() and (others := sorted(path.parents[2].glob(f"*/references/{path.name}"))):
+        path.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # such as of another file system
+            os.link(others[0], path)
+    return path.exists()
+
+
 def found_no_memory(outcome: processes.Outcome) -> bool:
     """Whether a process failed for want of memory, of the device or of the host."""
     reasons = [outcome.reason, *(part.get("reason", "") for part in (outcome.result or {}).values())]
     return any("out of memory" in reason or "out of host memory" in reason for reason in reasons)
+
+
+@functools.cache
+def _digest_of(script: Path) -> str:
+    """Of the code that computes the script's reference."""
+    files = [script, *(path for pattern in REFERENCE_CODE for path in sorted(machine.PROJECT.glob(pattern)))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _missing(name: str, row: Row) -> str:
@@ -261,6 +309,7 @@ class Parent:
         locate(self.options.data)
         if self.device == "gpu" and not machine.gpu_count():
             raise UserError(machine.NO_GPU)
+        _ = self.gpus  # as many as asked for
         gpu_bytes = machine.gpu_memory_bytes() if self.device == "gpu" else None
         for constants in self._points():
             if impossible := self.benchmark.impossible(constants):
@@ -330,16 +379,19 @@ class Parent:
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         seconds, expected = self._expected(wanted)
-        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
+        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar, self._scratch() as scratch:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
             going = {row: RowProgress(done[row], spent[row]) for row in wanted}
-            if wanted and (failed := self._without_reference(bar)):
-                for row in wanted:
-                    self._keep(row, failed, done[row], spent[row])
-                return
+            references = References([self] if wanted else [], bar)
             alone: list[tuple[int, str]] = []  # processes that found too little memory beside others
 
             def next_work() -> processes.Work | None:
+                if work := references.next_work():
+                    return work
+                for row in [*going] if references.failed else ():
+                    if going[row].started == done[row]:
+                        del going[row]
+                        self._keep(row, references.failed[self.constants["CONFIG"]], done[row], spent[row])
                 ready = [row for row in going if going[row].may_start(self.stopping_rule.least)]
                 if not ready:
                     return None
@@ -349,8 +401,16 @@ class Parent:
 
             def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
                 bar.starts(self._shown(row, process))
-                child = self._child("row", row=row, **self._job(process))
+                child = self._child("row", row=row, compiled=compiled(row, process), **self._job(process))
                 return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
+
+            def compiled(row: str, process: int) -> str | None:
+                """Where a process keeps what it compiles: the first one, which finds nothing there, and those after its end."""
+                folder = Path(scratch, row)
+                if process == done[row] and not folder.exists():
+                    folder.mkdir()
+                    return str(folder)
+                return str(folder) if going[row].kept > done[row] else None
 
             def ended(row: str, process: int, outcome: processes.Outcome, beside_others: bool) -> None:
                 if row not in going:  # it has failed, or needs no more, meanwhile
@@ -376,6 +436,10 @@ class Parent:
             processes.run_together(next_work, self.at_once)
             processes.run_together(next_alone)
 
+    def _scratch(self) -> tempfile.TemporaryDirectory:
+        """A folder that is gone after this run of the script; what a killed one leaves, the next one removes."""
+        return tempfile.TemporaryDirectory(prefix=".compiled-", suffix=".tmp", dir=self.out)
+
     def _shown(self, row: str, process: int) -> str:
         least = self.stopping_rule.least
         return f"{row}, process {process + 1} of {max(least, process + 1)}" if least > 1 else row
@@ -386,10 +450,33 @@ class Parent:
         if self.options.at_once or self.device == "cpu" or machine.gpu_is_exclusive():
             return self.options.at_once or 1
         needs = GPU_BYTES + HELD_TIMES * 4 * max(self.benchmark.values(constants) for constants in self._points())
-        room = [machine.physical_cores() // 2, machine.memory_bytes() // HOST_BYTES]
+        room, gpus = [machine.physical_cores() // 2, machine.memory_bytes() // HOST_BYTES], max(1, len(self.gpus))
         if gpu_bytes := machine.gpu_memory_bytes():
-            room.append(gpu_bytes // needs)
-        return int(max(1, min(AT_ONCE, *room)))
+            room.append(gpus * (gpu_bytes // needs))
+        return int(max(gpus, min(gpus * AT_ONCE, *room)))
+
+    @functools.cached_property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that --gpus asks for; [] without it. Raises UserError."""
+        count = self.options.gpus or 1
+        if count == 1:
+            return []
+        if self.device == "cpu":
+            raise UserError(f"--gpus={count}: this run is on a CPU; leave it out, or run where there are {count} GPUs")
+        found = machine.gpus()
+        if len(found) < count:
+            raise UserError(
+                f"--gpus={count}: {len(found)} visible; expected a number up to that, see CUDA_VISIBLE_DEVICES"
+            )
+        kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
+        if len(kinds) > 1:
+            one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"
+            raise UserError(f"--gpus={count}: {' and '.join(kinds)}: a table is of one kind of GPU; {one}")
+        return [gpu.uuid for gpu in found[:count]]
+
+    def _gpu_of(self, row: str) -> str | None:
+        """All processes of a row are on one GPU."""
+        return self.gpus[self.rows.index(row) % len(self.gpus)] if self.gpus else None
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags
@@ -432,32 +519,21 @@ class Parent:
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
         departs = options.departs_from_protocol(self.constants, protocol)
-        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"]
-        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, fp16 does not.
-        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] == "fp16"
+        notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"] if departs else []
+        notes += [f"--gpus={len(self.gpus)}: timed beside a row on another GPU"] if self.gpus else []
+        # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, 16 bits do not.
+        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] in ("fp16", "bf16")
         published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)
         return schema.new_record(
-            notes=notes if departs else [],
+            notes=notes,
             benchmark=self.benchmark.name, row=row, mode=mode, device=self.device, precision=self.constants["PRECISION"],
             config=json.loads(json.dumps(self.constants)), published=dict(published),
             environment={"software": self.software[self.benchmark.rows[row].framework], "at_once": self.at_once}, **rest,
         )  # fmt: skip
 
-    def _without_reference(self, bar: Any) -> processes.Outcome | None:
-        """Have the reference computed, where it is not there; what became of that where it is not there even so."""
-        data = self._data()
-        path = self._reference_path(data)
-        if path.exists():
-            return None
-        bar.starts("float64 reference")
-        outcome = self._task("reference", data=data, path=str(path))
-        reason = (outcome.result or {}).get("error") or outcome.reason
-        return None if path.exists() else outcome._replace(result=None, reason=f"the float64 reference: {reason}")
-
     def _job(self, process: int) -> dict[str, Any]:
         """What a row's process is told, besides its row."""
-        data = self._data()
-        return {"process": process, "data": data, "reference": str(self._reference_path(data)),
+        return {"process": process, "data": self._data(), "reference": str(self.reference_path()),
                 "protocol": self.constants, "matmul_flops": self._matmul()}  # fmt: skip
 
     def _data(self) -> dict:
@@ -474,10 +550,19 @@ class Parent:
             self._data_found = {"option": self.options.data, "embedded": embedded, "sha256": facts.get("sha256")}
         return self._data_found
 
-    def _reference_path(self, data: Mapping) -> Path:
-        """One reference per data and constants that change it: `<out>/references/<benchmark>.<hash of both>.npz`."""
+    def reference_child(self, path: Path) -> dict[str, Any]:
+        """The arguments of processes.Child for computing the reference; beside rows that start it has half of the processors."""
+        child = self._child("reference", data=self._data(), path=str(path))
+        if self.at_once > 1:
+            child["env"] |= {"OPENBLAS_NUM_THREADS": str(max(1, machine.physical_cores() // 2))}
+        return child
+
+    def reference_path(self) -> Path:
+        """One reference per data, constants that change it and code: `<out>/references/<benchmark>.<hash of all>.npz`."""
+        data = self._data()
         computed = settings.of(self.constants, Changes.REFERENCE)
-        content = json.dumps([REFERENCE, computed, data["sha256"], data["embedded"]], sort_keys=True)
+        code = _digest_of(Path(self.benchmark.script))
+        content = json.dumps([code, computed, data["sha256"], data["embedded"]], sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()
 
@@ -507,6 +592,7 @@ class Parent:
             "limit_s": self.constants["ROW_LIMIT_S"] if task in ("row", "points") else PREPARATION_LIMIT_S,
             "log": self._log_of(job.get("row", task)),
             "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
+            "gpu": self._gpu_of(job["row"]) if "row" in job else None,
             "env": {**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             "watch": watch,
         }  # fmt: skip

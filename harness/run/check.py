@@ -21,13 +21,12 @@ from typing import Any
 from harness.errors import UserError
 from harness.frameworks import runtimes
 from harness.record import machine, software
+from harness.record.frameworks import FRAMEWORKS
 from harness.run import driver, environments, processes
 
 LIMIT_S = 120.0  # of one framework, which takes about 10 s; the first start after installing reads all from the disk
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
 # In an environment that run_all.sh made: what a check has found good, so that it is done once.
 STAMP = "lstm-bench-checked"
-SIZE = 64  # of every product, batch and layer here
 DAMAGED = ("ModuleNotFoundError", "ImportError")  # of an environment that run_all.sh made: it is not whole any more
 
 
@@ -50,15 +49,15 @@ def check(device: str, frameworks: Sequence[str], say: Callable[[str], None]) ->
                 say(f"{hidden} of {len(found)} GPUs hidden: CUDA_VISIBLE_DEVICES={visible}; unset it to use them all")
     for framework in frameworks:
         if reason := environments.missing(framework):
-            raise UserError(f"{TITLES[framework]}: {reason}")
+            raise UserError(f"{FRAMEWORKS[framework].title}: {reason}")
         say(_try(framework, device))
         if reason := environments.missing(framework, "keras"):
-            say(f"rows of Keras on {TITLES[framework]} are skipped: {reason}")
+            say(f"rows of Keras on {FRAMEWORKS[framework].title} are skipped: {reason}")
 
 
 def frameworks_here(peers: bool) -> list[str]:
     """TensorFlow, and of the others those that are installed; all of them where the user asked for them."""
-    return [name for name in runtimes.FRAMEWORKS if peers or not environments.missing(name)]
+    return [name for name in FRAMEWORKS if peers or not environments.missing(name)]
 
 
 def once(device: str, frameworks: Sequence[str], say: Callable[[str], None]) -> None:
@@ -104,7 +103,7 @@ def _try(framework: str, device: str) -> str:
         return line
     step = answer.get("step", "its process")
     reason = answer.get("error") or " ".join(filter(None, [outcome.reason.replace(" (ROW_LIMIT_S)", ""), last[:200]]))
-    raise UserError(f"{TITLES[framework]}: {step}: {reason}{_mend(framework, python, reason)}")
+    raise UserError(f"{FRAMEWORKS[framework].title}: {step}: {reason}{_mend(framework, python, reason)}")
 
 
 def _mend(framework: str, python: str, reason: str) -> str:
@@ -131,7 +130,7 @@ def child(job: Mapping[str, Any]) -> dict[str, Any]:
     done = []
     try:
         runtime = runtimes.make(framework, device, "fp32", machine.physical_cores())
-        for step, run in STEPS[framework](runtime):
+        for step, run in runtime.small_steps():
             if note := run():
                 done.append(f"{step} ({note})")
             else:
@@ -143,141 +142,10 @@ def child(job: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         text = " ".join(str(error).split())[:400]
         return {"step": step, "error": f"{type(error).__name__}: {text}"}
-    versions = f"{TITLES[framework]} {found[framework]}"
+    versions = f"{FRAMEWORKS[framework].title} {found[framework]}"
     if device == "gpu":
         versions += f", CUDA {found['cuda']}, cuDNN {found['cudnn']}"
     return {"found": f"{versions}: {', '.join(done)} in {time.monotonic() - started:.0f} s"}
-
-
-def _expect(what: str, found: Any, wanted: Any) -> None:
-    import numpy as np
-
-    if not np.allclose(found, wanted, rtol=1e-3, atol=1e-3):
-        raise ValueError(f"{what}: wrong result, by up to {np.max(np.abs(np.asarray(found) - wanted)):.2g}")
-
-
-def _numbers() -> Any:
-    """[SIZE, SIZE] float32."""
-    import numpy as np
-
-    return np.random.default_rng(0).uniform(-1, 1, (SIZE, SIZE)).astype(np.float32)
-
-
-def _all_gpus(seen: int) -> str:
-    shown = machine.gpu_count()
-    if seen < shown:
-        raise UserError(
-            f"the driver shows {shown} GPUs but it sees {seen}; hide the others with CUDA_VISIBLE_DEVICES, such as "
-            "CUDA_VISIBLE_DEVICES=0"
-        )
-    return str(seen)
-
-
-def _tensorflow(runtime: Any) -> list[tuple[str, Callable[[], str | None]]]:
-    import keras
-    import tensorflow as tf
-
-    gpu, x = runtime.device == "gpu", tf.constant(_numbers())
-
-    def lstm() -> None:
-        layer = keras.layers.LSTM(SIZE, use_cudnn=gpu)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(x[:, None, :]) ** 2)
-        runtime.to_numpy([tf.reduce_sum(gradient) for gradient in tape.gradient(loss, layer.trainable_variables)])
-
-    def xla() -> None:
-        product = tf.function(lambda a: tf.tanh(a @ a), jit_compile=True)
-        _expect("XLA", product(x).numpy(), tf.tanh(x @ x).numpy())
-
-    def nvrtc_kernel() -> str | None:
-        from models.wavefront import nvrtc
-
-        try:
-            chip = nvrtc.chip()
-        except ValueError as error:
-            if "an NVIDIA driver of CUDA" not in str(error):
-                raise
-            return f"not run, and wavefront_persistent will not: {error}"
-        source = (
-            """extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"""
-        )
-        code = nvrtc.ptx(source, (), chip.capability)
-        spec = tf.TensorSpec((SIZE,), tf.float32)
-        kernel = tf.function(lambda a: nvrtc.launch("twice", code, [a], [spec], 1, SIZE, 0)[0], jit_compile=True)
-        _expect("the kernel", kernel(x[0]).numpy(), 2 * x[0].numpy())
-        return None
-
-    steps = [("matrix product", lambda: _expect("product", (x @ x).numpy(), x.numpy() @ x.numpy()))]
-    if gpu:
-        seen = tf.config.list_physical_devices("GPU")
-        steps = [("GPUs", lambda: _all_gpus(len(seen))), *steps, ("cuDNN LSTM", lstm), ("XLA", xla)]
-        return [*steps, ("NVRTC kernel", nvrtc_kernel)]
-    return [*steps, ("LSTM", lstm), ("XLA", xla)]
-
-
-def _torch(runtime: Any) -> list[tuple[str, Callable[[], str | None]]]:
-    import torch
-
-    gpu, host = runtime.device == "gpu", _numbers()
-    x = torch.tensor(host, device=runtime.device_name)
-
-    def lstm() -> None:
-        layer = torch.nn.LSTM(SIZE, SIZE, device=runtime.device_name)
-        layer(x[:, None, :])[0].square().sum().backward()
-        runtime.sync()
-
-    def graph() -> None:
-        y, stream = x.clone(), torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            y @ y
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            z = y + y
-        captured.replay()
-        _expect("the graph", z.cpu().numpy(), 2 * host)
-
-    def compiled() -> None:
-        _expect(
-            "the kernel", torch.compile(lambda a: torch.tanh(a) + 1)(x).cpu().numpy(), torch.tanh(x).cpu().numpy() + 1
-        )
-
-    steps = [("matrix product", lambda: _expect("product", (x @ x).cpu().numpy(), host @ host))]
-    if gpu:
-        steps = [("GPUs", lambda: _all_gpus(torch.cuda.device_count())), *steps, ("cuDNN LSTM", lstm)]
-        return [*steps, ("CUDA graph", graph), ("torch.compile", compiled)]
-    return [*steps, ("LSTM", lstm)]
-
-
-def _jax(runtime: Any) -> list[tuple[str, Callable[[], str | None]]]:
-    import jax
-    import jax.numpy as jnp
-
-    gpu, host = runtime.device == "gpu", _numbers()
-    x = jnp.asarray(host)
-
-    def compiled() -> None:
-        _expect("jit", jax.jit(lambda a: jnp.tanh(a @ a))(x), jnp.tanh(host @ host))
-
-    def cudnn_lstm() -> None:
-        from jax.experimental import rnn
-
-        weights = rnn.init_lstm_weight(jax.random.key(0), SIZE, SIZE, 1, False)
-        zero, lengths = jnp.zeros((1, SIZE, SIZE)), jnp.full((SIZE,), 1, jnp.int32)
-
-        def loss(values: Any) -> Any:
-            output, _, _ = rnn.lstm(x[:, None, :], zero, zero, values, lengths, SIZE, SIZE, 1, 0.0, False)
-            return jnp.sum(output**2)
-
-        jax.block_until_ready(jax.jit(jax.grad(loss))(weights))
-
-    steps = [("matrix product", lambda: _expect("product", x @ x, host @ host)), ("jit", compiled)]
-    if gpu:
-        return [("GPUs", lambda: _all_gpus(len(jax.devices("gpu")))), *steps, ("cuDNN LSTM", cudnn_lstm)]
-    return steps
-
-
-STEPS = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def run(benchmark: Any, job_path: str) -> int:
     try:
         processes.write_result(job, result)
     except OSError as error:
-        processes.write_result(job, _failure(job, benchmark, f"its result could not be written: {_one_line(error)}"))
+        processes.write_result(job, _failure(job, benchmark, f"its result could not be written: {one_line(error)}"))
     return 0
 
 
@@ -54,7 +54,7 @@ def _result(benchmark: Any, job: Mapping[str, Any]) -> dict:
         return _failure(job, benchmark, str(error), wrong_input=not isinstance(error, CrashError))
     except Exception as error:
         traceback.print_exc()
-        return _failure(job, benchmark, _one_line(error))
+        return _failure(job, benchmark, one_line(error))
 
 
 def _points(benchmark: Any, job: Mapping[str, Any]) -> dict:
@@ -80,7 +80,7 @@ def _failure(job: Mapping, benchmark: Any, reason: str, wrong_input: bool = Fals
     return {mode: {"status": "failed", "reason": reason} for mode in benchmark.modes(set(job["flags"]))}
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     kind, text = type(error).__name__, str(error).strip()
     # AutoGraph tells the call stack, an empty line, and the error's own name and text; Keras the layer, and the text in bold.
     if text.startswith("in user code:"):

@@ -18,8 +18,8 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.record import machine, software
+from harness.record.frameworks import FRAMEWORKS
 
-VARIABLES = {"torch": "TORCH_PYTHON", "jax": "JAX_PYTHON"}
 MODULES = {
     "numpy": "numpy",
     "psutil": "psutil",
@@ -43,7 +43,11 @@ def python(framework: str) -> str:
 
 
 def _named(framework: str) -> str:
-    return os.environ.get(VARIABLES.get(framework, ""), "")
+    return os.environ.get(_variable(framework), "") if framework != "tensorflow" else ""
+
+
+def _variable(framework: str) -> str:
+    return f"{framework.upper()}_PYTHON"
 
 
 def missing(framework: str, *also: str) -> str:
@@ -51,13 +55,13 @@ def missing(framework: str, *also: str) -> str:
     if framework == "tensorflow":
         return ""
     found = python(framework)
-    where = f"{VARIABLES[framework]}={found}: " if _named(framework) else ""
+    where = f"{_variable(framework)}={found}: " if _named(framework) else ""
     try:
         lacking, version = _lacking(found, (framework, *MODULES, *also))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"{where or found}does not run: {' '.join(str(error).split())[:200]}"
-    if framework == "jax" and version < (3, 11):
-        return "needs Python 3.11"
+    if version < (oldest := FRAMEWORKS[framework].python):
+        return f"needs Python {'.'.join(map(str, oldest))}"
     if not lacking:
         return ""
     if not where:
@@ -81,7 +85,7 @@ def _look(found: str, modules: Sequence[str]) -> list[str]:
 
 def require() -> None:
     """UserError where TORCH_PYTHON or JAX_PYTHON names a Python that lacks what rows need."""
-    for framework in VARIABLES:
+    for framework in FRAMEWORKS:
         if _named(framework) and (reason := missing(framework)):
             raise UserError(reason)
 

@@ -17,8 +17,7 @@ from harness.record import machine
 from harness.run import options
 from harness.run.options import Constant, Header, Options
 
-SCRIPTS = ("mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic")  # in the order in which they run
-SEVERAL_GPUS = "multi_gpu"  # the last one, where more than one GPU is visible or --only names it
+SEVERAL_GPUS = "multi_gpu"  # runs where more than one GPU is visible or --only names it
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
@@ -41,13 +40,17 @@ class Job:
         return " ".join([self.name, *(a for a in self.arguments if a.startswith("--config=") or "=" not in a)])
 
 
+def scripts(folder: Path) -> list[str]:
+    """The names of the benchmarks in a folder, in the order in which they run: a script that is put there is one."""
+    return sorted(path.stem for path in folder.glob("[!_]*.py"))
+
+
 def read_headers(folder: Path) -> dict[str, Header]:
     """The headers of the suite's scripts by name, in the order in which they run. Raises UserError."""
-    missing = [name for name in SCRIPTS if not (folder / f"{name}.py").is_file()]
-    if missing:
-        raise UserError(f"{folder}: {missing[0]}.py is missing; restore it from the repository")
-    more = [SEVERAL_GPUS] if (folder / f"{SEVERAL_GPUS}.py").is_file() else []
-    return {name: options.read_header(folder / f"{name}.py") for name in (*SCRIPTS, *more)}
+    names = scripts(folder)
+    if not names:
+        raise UserError(f"{folder}: holds no script, expected the benchmarks; restore them from the repository")
+    return {name: options.read_header(folder / f"{name}.py") for name in names}
 
 
 def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, list[str]]:

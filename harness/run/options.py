@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from harness.errors import UserError
 from harness.run.limits import LIMITS, Limit, Percentage, known_limit
 
-NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32 or fp16 with --device=cpu"
+NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32, fp16 or bf16 with --device=cpu"
 FLAGS = {
     "help": "print this text",
     "list": "print the names of the rows",
@@ -40,6 +40,10 @@ SETTINGS = {
     "at_once": (
         Limit(int, low=1, high=64, example=4),
         "processes that prepare side by side; what is timed is timed alone. By default 1 on a CPU, on a GPU as its memory allows",
+    ),
+    "gpus": (
+        Limit(int, low=1, high=64, example=2),
+        "GPUs of this host that rows are spread over, each row on one of them; by default 1",
     ),
 }
 
@@ -94,6 +98,7 @@ class Options:
     device: str | None = None
     repeat_until: float | None = None  # a fraction
     at_once: int | None = None
+    gpus: int | None = None
 
     @property
     def preset(self) -> str | None:
@@ -290,7 +295,7 @@ def help_text(header: Header, docstring: str | None, flags: Mapping[str, str] | 
     """The first line of the script's docstring, its usage, and a table of options, defaults and comments."""
     values = {int: "N", float: "X", str: "NAME", bool: "true|false"}
     table = [(f"--{name}", "", text) for name, text in {**FLAGS, **(flags or {})}.items()]
-    kinds = {"device": "NAME", "repeat_until": "X%", "at_once": "N"}
+    kinds = {"device": "NAME", "repeat_until": "X%", "at_once": "N", "gpus": "N"}
     table += [(f"--{n.replace('_', '-')}={kinds.get(n, 'DIR')}", "", text) for n, (_, text) in SETTINGS.items()]
     for name, constant in header.constants.items():
         option, default, text = f"--{name.lower().replace('_', '-')}", str(constant.default), constant.comment

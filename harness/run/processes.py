@@ -79,6 +79,7 @@ class Child:
             then counts from the last time anew. All of it is told before the child's outcome.
         turns: whether it asks before it uses the device or times (`Turns`), and `state` says what it is at; else it works all the
             time.
+        gpu: UUID of the GPU that it is given; None: those that this process has.
 
     Raises:
         CrashError: where the log or the job cannot be written.
@@ -95,8 +96,9 @@ class Child:
         python: str = sys.executable,
         watch: Callable[[Sequence[dict]], None] | None = None,
         turns: bool = False,
+        gpu: str | None = None,
     ) -> None:
-        self.state, self.outcome = WORKS, None
+        self.state, self.outcome, self.gpu = WORKS, None, gpu
         self._limit_s, self._watch, self._told = limit_s, watch, b""
         self._worked_s, self._since = 0.0, time.monotonic()  # in states that are over; when this state began
         self._limit_from_s = 0.0  # of work, when the child last made progress
@@ -123,7 +125,13 @@ class Child:
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        env={**os.environ, SCRATCH: folder, RUN: str(os.getpid()), **(env or {})},
+                        env={
+                            **os.environ,
+                            SCRATCH: folder,
+                            RUN: str(os.getpid()),
+                            **(env or {}),
+                            **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}),
+                        },
                         start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the whole group
                         pass_fds=theirs,
                     )
@@ -223,7 +231,8 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
 
     Those side by side start, load and trace on processors of their own, one at a time compiles at the device and AT_THE_DEVICE of
     them at a time prove there, until each has asked to time or has ended. Then they time, one after the other, while all others
-    wait: nothing of this run works beside what is timed. Those that have timed go on when all have, and others start.
+    wait: nothing of this run works beside what is timed, except on another GPU one that times too. Those that have timed go on
+    when all have, and others start.
 
     Args:
         next_work: what to start next; None: nothing now. It is asked again as long as there is room.
@@ -261,17 +270,19 @@ def _at_rest(states: Sequence[str]) -> bool:
 
 
 def _granted(children: Sequence[Child]) -> Sequence[Child]:
-    """Those that may go on now."""
-    by_state = {state: [child for child in children if child.state == state] for state in (*GRANTED, *AT_WORK)}
-    if by_state[TIMES] or by_state[ALONE]:
-        return ()
-    if by_state[ASKS_ALONE]:
-        return () if by_state[USES] else by_state[ASKS_ALONE][:1]
-    if by_state[ASKS_DEVICE]:
-        return by_state[ASKS_DEVICE][: max(0, AT_THE_DEVICE - len(by_state[USES]))]
-    if by_state[USES] or by_state[WORKS]:
-        return ()
-    return by_state[ASKS_TURN][:1] or by_state[TIMED]
+    """Those that may go on now. GPUs are shared one by one; where there are several, one process on each of them times."""
+    states = {child.state for child in children}
+    if states <= {ASKS_TURN, TIMES, TIMED} and states != {TIMED}:
+        timing = {child.gpu for child in children if child.state == TIMES}
+        asking = {child.gpu: child for child in reversed(children) if child.state == ASKS_TURN}
+        return [child for gpu, child in asking.items() if gpu not in timing]
+    granted = [] if ASKS_TURN in states else [child for child in children if child.state == TIMED]
+    for gpu in dict.fromkeys(child.gpu for child in children):
+        at = {state: [c for c in children if (c.gpu, c.state) == (gpu, state)] for state in (*GRANTED, *AT_WORK)}
+        if at[ALONE] or (at[ASKS_ALONE] and at[USES]):
+            continue
+        granted += at[ASKS_ALONE][:1] or at[ASKS_DEVICE][: max(0, AT_THE_DEVICE - len(at[USES]))]
+    return granted
 
 
 def _wait(children: Sequence[Child]) -> None:

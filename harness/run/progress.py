@@ -138,7 +138,7 @@ class Left:
     """Which of the processes that were expected are left, by row.
 
     Args:
-        bar: is told of them.
+        bar: shows them.
         seconds: expected of one process.
         processes: expected, without those of an earlier run.
     """

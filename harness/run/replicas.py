@@ -1,7 +1,7 @@
 """A benchmark of rows that train on several devices: each row at each number of them, as a group of worker processes.
 
 A point is a number of devices and how the batch grows with it: weak scaling has the script's BATCH_SIZE on every device, strong
-scaling shares it among them. The records of a point have the whole batch in BATCH_SIZE and the number in GPUS; the report
+scaling shares it among them. The records of a point have the whole batch in BATCH_SIZE and the number in REPLICAS; the report
 (harness/report/replicas.py) puts the points of a config side by side.
 """
 
@@ -30,10 +30,10 @@ class Benchmark(benchmark.Benchmark):
 
 
 def counts(text: str) -> list[int]:
-    """The numbers of devices that --gpus names, rising; UserError for another text."""
+    """The numbers of devices that --replicas names, rising; UserError for another text."""
     found = [part.strip() for part in str(text).split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= MOST for part in found):
-        raise UserError(f"--gpus={text!s:.60}: expected numbers of GPUs from 1 to {MOST}, such as 1,2")
+        raise UserError(f"--replicas={text!s:.60}: expected numbers of GPUs from 1 to {MOST}, such as 1,2")
     return sorted({int(part) for part in found})
 
 
@@ -50,15 +50,15 @@ class Parent(sweep.Sweep):
 
     def _shapes(self) -> dict[str, dict[str, Any]]:
         batch, config, shapes = self.constants["BATCH_SIZE"], self.constants["CONFIG"], {}
-        for count in counts(self.constants["GPUS"]):
+        for count in counts(self.constants["REPLICAS"]):
             for scaling in names(self.constants["SCALING"]):
                 whole = batch * count if scaling == "weak" else batch
                 if whole % count:
                     raise UserError(
-                        f"--batch-size={batch}: expected a multiple of {count} for --gpus={count} and --scaling=strong"
+                        f"--batch-size={batch}: expected a multiple of {count} for --replicas={count} and --scaling=strong"
                     )
                 name = f"{config}-{scaling}_{count}" if count > 1 else f"{config}-1"  # alone, both are one point
-                shapes[name] = {"GPUS": count, "BATCH_SIZE": whole}
+                shapes[name] = {"REPLICAS": count, "BATCH_SIZE": whole}
         return shapes
 
     def _check(self):
@@ -70,18 +70,18 @@ class Parent(sweep.Sweep):
                 raise UserError(f"--hosts={self.constants['HOSTS']}: {why}; such as 127.0.0.1") from None
         out = super()._check()
         if self.device == "gpu":
-            most = max(counts(self.constants["GPUS"]))
-            self._gpus = machine.visible_gpus()
+            most = max(counts(self.constants["REPLICAS"]))
+            self._gpus = [gpu.uuid for gpu in machine.gpus()]
             if most > len(self._gpus):
-                what_to_do = f"give --gpus={','.join(map(str, range(1, len(self._gpus) + 1)))}, or --device=cpu"
+                what_to_do = f"give --replicas={','.join(map(str, range(1, len(self._gpus) + 1)))}, or --device=cpu"
                 raise UserError(
-                    f"--gpus={self.constants['GPUS']}: this host shows {len(self._gpus)} GPUs; {what_to_do}"
+                    f"--replicas={self.constants['REPLICAS']}: this host shows {len(self._gpus)} GPUs; {what_to_do}"
                 )
-            kinds = list(dict.fromkeys(gpu["name"] for gpu in machine.gpus()[:most]))
+            kinds = list(dict.fromkeys(gpu.name for gpu in machine.gpus()[:most]))
             if len(kinds) > 1:
                 what_to_do = "name GPUs of one kind in CUDA_VISIBLE_DEVICES"
                 raise UserError(
-                    f"--gpus={self.constants['GPUS']}: GPUs of {len(kinds)} kinds: {', '.join(kinds)}; {what_to_do}"
+                    f"--replicas={self.constants['REPLICAS']}: GPUs of {len(kinds)} kinds: {', '.join(kinds)}; {what_to_do}"
                 )
         return out
 
@@ -103,18 +103,17 @@ class Parent(sweep.Sweep):
                 {(row, point.name): seconds[row] for row, point in wanted},
                 {(row, point.name): max(0, expected[row] - point.done) for row, point in wanted},
             )
-            failed = {}
             for _, point in wanted:
                 point.parent._matmul_found = self._matmul()
-                if point.name not in failed:
-                    failed[point.name] = point.parent._without_reference(bar)
+            references = benchmark.References({point.name: point.parent for _, point in wanted}.values(), bar)
+            processes.run_together(references.next_work)
             number = 0
             while wanted:  # rows in turn, A B C A B C
                 for row, point in [*wanted]:
                     if point.done > number:
                         continue
                     bar.starts(f"{self._shown(row, number)}, {point.name}")
-                    outcome = failed[point.name] or self._group(point, row, number)
+                    outcome = references.failed.get(point.name) or self._group(point, row, number)
                     point.spent_s += outcome.seconds
                     goes_on = point.parent._keep(row, outcome, number, point.spent_s)
                     left.ends((row, point.name), goes_on)
@@ -124,7 +123,7 @@ class Parent(sweep.Sweep):
 
     def _group(self, point: sweep.Point, row: str, number: int) -> processes.Outcome:
         """One process of a row at a point: its workers."""
-        gpus = point.parent.constants["GPUS"]
+        gpus = point.parent.constants["REPLICAS"]
         count = self.benchmark.workers(row, gpus)
         visible: Sequence[str] = self._gpus[:gpus] if self.device == "gpu" else ()
         if count < gpus and visible:  # one process has them all
@@ -146,7 +145,7 @@ def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row
     single = made.row
     return benchmark.Row(
         made.what,
-        lambda c: made.expected_ops(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE, c.GPUS),
+        lambda c: made.expected_ops(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE, c.REPLICAS),
         single.needs_gpu,
         single.framework,
         single.precisions,

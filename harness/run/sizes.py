@@ -50,7 +50,7 @@ def check(c: Mapping[str, Any], values: int, host_bytes: int, gpu_bytes: int | N
         host_bytes, gpu_bytes: memory of the machine, and of the GPU that is to be used; None on a CPU.
     """
     names = [name for name in ("BATCH_SIZE", "TIME_STEPS", "UNITS", "NUM_LAYERS", "VOCABULARY") if c.get(name)]
-    of_gpu = (2 if c["PRECISION"] == "fp16" else 4, gpu_bytes, "this GPU has")
+    of_gpu = (2 if c["PRECISION"] in ("fp16", "bf16") else 4, gpu_bytes, "this GPU has")
     for size, there, whose in ((REFERENCE_BYTES, host_bytes, "this machine has"), of_gpu):
         if there is not None and size * values > there:
             needed = f"{size * values / GIB:,.0f} GiB of memory are needed at the least, {whose} {there / GIB:,.0f}"

@@ -41,7 +41,7 @@ USAGE = [
     ("--only=mnist,ptb", "these benchmarks; see --list"),
     ("--rows=keras,keras_cudnn", "these rows, in the benchmarks that have them; see --list"),
     ("--device=gpu|cpu", "where to run; gpu by default where there is an NVIDIA GPU"),
-    ("--precision=fp32|tf32|fp16", "of matrix products and LSTMs"),
+    ("--precision=fp32|tf32|fp16|bf16", "of matrix products and LSTMs"),
     ("--data=DIR", "folder of the data sets, or embedded; also LSTM_BENCH_DATA; else data/, a cache, a download"),
     ("--out=DIR", "folder of the run; by default results/<machine>-<date>"),
     ("--repeat-until=1%", "add processes to a row until its 95 % interval is that narrow, or its time is up"),
@@ -49,6 +49,7 @@ USAGE = [
         "--at-once=4",
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
+    ("--gpus=2", "spread the rows over so many GPUs of this host"),
     ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
@@ -228,6 +229,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append(f"--repeat-until={100 * found.repeat_until:g}%")
     if found.at_once:
         common.append(f"--at-once={found.at_once}")
+    if found.gpus:
+        common.append(f"--gpus={found.gpus}")
     if found.data:
         common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse

@@ -136,8 +136,7 @@ class Sweep(benchmark.Parent):
             )
             waiting = [row for row in rows if row.points]
             alone: list[SweptRow] = []  # rows that found too little memory beside others
-            references = {point.name: point.parent for _, point in every}
-            failed = {name: parent._without_reference(bar) for name, parent in references.items()}
+            references = benchmark.References({point.name: point.parent for _, point in every}.values(), bar)
 
             def keep(row: SweptRow, point: Point, outcome: processes.Outcome) -> None:
                 point.spent_s += outcome.seconds
@@ -148,11 +147,13 @@ class Sweep(benchmark.Parent):
                     row.points.remove(point)
 
             def next_work() -> processes.Work | None:
+                if work := references.next_work():
+                    return work
                 while waiting:
                     row = waiting.pop(waiting.index(min(waiting, key=lambda row: row.process)))
                     for point in [*row.due()]:
-                        if failed[point.name]:
-                            keep(row, point, failed[point.name])
+                        if point.name in references.failed:
+                            keep(row, point, references.failed[point.name])
                     if row.rest:
                         bar.starts(self._shown(row.name, row.process))
                         return self._work(row, keep, waiting, alone if self.at_once > 1 and row not in alone else None)

@@ -128,14 +128,17 @@ def from_wavefront(layer: WavefrontLSTM, **kwargs) -> CudnnLSTMLayer:
     """The CudnnLSTMLayer with the same weights and arguments; kwargs: arguments of it, before those.
 
     Raises:
-        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16; it has regularizers or constraints of
-            its weights, which CudnnLSTMLayer has in one buffer; or it is stateful, without stateful=False among the arguments.
+        ValueError: the layer is not built, or layer-normalised, or computes in bfloat16; it has recurrent_dropout; it has
+            regularizers or constraints of its weights, which CudnnLSTMLayer has in one buffer; or it is stateful, without
+            stateful=False among the arguments.
     """
     for name in PENALTIES:
         if given := getattr(layer, name):
             raise ValueError(
                 f"{layer.name}: {name}={type(given).__name__} given, CudnnLSTMLayer has no counterpart, expected None"
             )
+    if rate := layer.recurrent_dropout:
+        raise ValueError(f"{layer.name}: recurrent_dropout={rate} given, cuDNN has no counterpart, expected 0")
     if layer.layer_normalization:
         raise ValueError(f"{layer.name}: layer_normalization=True given, cuDNN has no counterpart, expected False")
     weights = layer.get_canonical()

@@ -19,7 +19,7 @@ from models.jax.stacks import JaxStack, add_bias
 from models.weights.canonical import stack_size
 
 Array = jax.Array
-COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 class JaxLanguageModel(trial.LanguageModelTrial):
@@ -217,7 +217,7 @@ def build(
     Args:
         weights, states, batches, optimizer, options: of JaxLanguageModel.
         stack: (weights, num_layers, dtype, whether there is dropout between the layers) → the stack.
-        precision: "fp32", "tf32", "fp16" or "fp64".
+        precision: "fp32", "tf32", "fp16", "bf16" or "fp64".
         device: JAX finds it by itself.
     """
     has_dropout = options.get("keep_prob", 1.0) < 1

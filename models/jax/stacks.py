@@ -29,7 +29,7 @@ class JaxStack:
         weights: canonical weights (models/weights/canonical.py), for their shapes; tensors of other parts of a network
         are left alone.
         num_layers: layers in the stack.
-        dtype: "float32", "float64" or "float16", of inputs, states and products. Parameters are float32 at least.
+        dtype: "float32", "float64", "float16" or "bfloat16", of inputs, states and products. Parameters are float32 at least.
         layer_by_layer: whether there will be dropout between the layers, for a stack that runs otherwise in one call.
     """
 

@@ -22,13 +22,13 @@ def language_model(
     Args:
         weights, states, batches, optimizer, options: of KerasLanguageModel.
         backend: "jax" or "torch".
-        precision: "fp32", "tf32", "fp16" or "fp64".
+        precision: "fp32", "tf32", "fp16", "bf16" or "fp64".
         device: Keras finds it by itself.
     """
     _import_keras(backend)
     from models.keras import language_model as models
 
-    dtype = {"fp16": "float16", "fp64": "float64"}.get(precision, "float32")
+    dtype = {"fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(precision, "float32")
     kinds = {"jax": models.JaxKerasLanguageModel, "torch": models.TorchKerasLanguageModel}
     return kinds[backend](weights, states, batches, optimizer, dtype=dtype, **options)
 

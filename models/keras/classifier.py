@@ -13,7 +13,11 @@ from models import trial
 from models.cudnn.graph_difference import graph_difference
 from models.weights import layouts
 
-POLICIES = {"fp32": "float32", "tf32": "float32", "fp16": "mixed_float16", "fp64": "float64"}
+POLICIES = {p: "float32" for p in ("fp32", "tf32")} | {
+    "fp16": "mixed_float16",
+    "bf16": "mixed_bfloat16",
+    "fp64": "float64",
+}
 
 
 @keras.saving.register_keras_serializable("lstm_benchmarks")
@@ -78,7 +82,7 @@ def build_classifier(
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
         steps_per_execution: of the model: training steps of one call of TensorFlow.
         compiled_loop: whether those are one XLA program: models.wavefront.compiled_loop.CompiledLoop, a keras.Sequential.
-        precision: "fp32", "tf32" (set in the framework, the same model), "fp16" (mixed_float16) or "fp64".
+        precision: "fp32", "tf32" (set in the framework, the same model), "fp16" or "bf16" (mixed) or "fp64".
         loss_scale: static, of fp16; see models/tf/language_model.py.
     """
     policy = POLICIES[precision]
@@ -196,8 +200,8 @@ class ClassifierTrial:
     The one exception is a CudnnLSTMLayer with dropout, whose rate is baked into the graph: the proof's steps are traced from the
     same code with the rate 0, and `graph_mismatch` compares them node by node with those that are timed.
 
-    A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program, which is told how many there
-    are. So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
+    A CompiledLoop runs any number of steps, up to steps_per_execution, in one call of one program; how many is an argument.
+    So the proof's `fit` over one or three batches runs the very program that the timed `fit` runs, neither traced nor
     compiled anew, and over three its loop goes round three times; that it was one call is part of the row's expected ops
     (models.rows).
 

@@ -18,7 +18,7 @@ from models import trial
 from models.weights import layouts
 from models.weights.canonical import stack_size
 
-POLICIES = {"float32": "float32", "float64": "float64", "float16": "mixed_float16"}
+POLICIES = {"float32": "float32", "float64": "float64", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 OPTIMIZERS = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
 
 
@@ -48,7 +48,7 @@ class KerasLanguageModel(trial.LanguageModelTrial):
     """What the backends have in common. models.keras.build.language_model makes the one of a backend.
 
     Args:
-        dtype: "float32", "float64" or "float16" (Keras' policy mixed_float16).
+        dtype: "float32", "float64", "float16" or "bfloat16" (Keras' mixed policies).
         use_cudnn: of every LSTM layer; "auto" is what a user gets who sets nothing.
         weights, states, batches, optimizer, reduction, clip_norm, keep_prob, loss_scale, carry_states: as of
             models.jax.language_model.JaxLanguageModel. Clipping is the optimizer's own, global_clipnorm.

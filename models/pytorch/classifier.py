@@ -44,7 +44,7 @@ class TorchClassifier(trial.ClassifierTrial):
 
     Attributes:
         parameters: the tensors that the network multiplies with: the stack's, then kernel and bias of every dense layer.
-        masters: the same tensors, or in float16 the float32 ones that the optimizer moves.
+        masters: the same tensors, or in 16 bits the float32 ones that the optimizer moves.
         traces: how often a step was compiled or captured as a CUDA graph in this process, as far as this model can see.
     """
 
@@ -67,11 +67,11 @@ class TorchClassifier(trial.ClassifierTrial):
         torch.manual_seed(seed)
         self.stack, self.device, self.dtype = stack, stack.device, stack.dtype
         self.inputs, self.labels, self.batch_size = inputs, labels, batch_size
-        self._half = self.dtype == torch.float16
-        self.loss_scale = loss_scale if self._half else 1.0
+        self._half = self.dtype.itemsize == 2
+        self.loss_scale = loss_scale if self.dtype == torch.float16 else 1.0
         self._dense_names = [name for name in weights if name.startswith("dense_")]
         dense = [self._master(weights[name]) for name in self._dense_names]
-        own = [master.detach().half().requires_grad_() for master in dense] if self._half else dense
+        own = [master.detach().to(self.dtype).requires_grad_() for master in dense] if self._half else dense
         self.parameters, self.masters = [*stack.parameters, *own], [*stack.masters, *dense]
         self._float32_gradients = [torch.zeros_like(master) for master in self.masters] if self._half else []
 
@@ -166,7 +166,8 @@ class TorchClassifier(trial.ClassifierTrial):
         return self.masters
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy().copy()
+        tensor = tensor.detach().cpu()  # NumPy has no bfloat16
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
     def _set_start(self, arrays):
         for start, array in zip(self._start, arrays, strict=True):
@@ -236,7 +237,9 @@ class TorchClassifier(trial.ClassifierTrial):
     def _train_step(self, index: Tensor) -> Tensor:
         x, y = self._x.index_select(1, index), self._y.index_select(0, index)
         loss, correct, _ = self._network_of(x, y, True)
-        gradients = list(torch.autograd.grad(loss * self.loss_scale if self._half else loss, self.parameters))
+        gradients = list(
+            torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
+        )
         with torch.no_grad():
             self._loss_sum.add_(loss.detach())
             self._correct.add_(correct)
@@ -248,7 +251,8 @@ class TorchClassifier(trial.ClassifierTrial):
         if self._half:
             torch._foreach_copy_(self._float32_gradients, gradients)
             gradients = self._float32_gradients
-            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+            if self.loss_scale != 1.0:
+                torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
         for master, gradient in zip(self.masters, gradients, strict=True):
             master.grad = gradient
         self.optimizer.step()

@@ -22,7 +22,7 @@ from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
 from models.weights.canonical import stack_size
 
-COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 class TorchLanguageModel(trial.LanguageModelTrial):
@@ -45,7 +45,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     Attributes:
         parameters: the tensors that the network multiplies with: embedding, the stack's, dense_0's kernel and bias.
-        masters: the same tensors, or in float16 the float32 ones that the optimizer moves. The embedding is its own
+        masters: the same tensors, or in 16 bits the float32 ones that the optimizer moves. The embedding is its own
             master in every precision: its rows are cast once they are gathered.
     """
 
@@ -68,12 +68,12 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     ) -> None:
         self.stack, self.device, self.dtype = stack, stack.device, stack.dtype
         self.reduction, self.clip_norm, self.carry_states = reduction, clip_norm, carry_states
-        self._half = self.dtype == torch.float16
-        self.loss_scale = loss_scale if self._half else 1.0
+        self._half = self.dtype.itemsize == 2
+        self.loss_scale = loss_scale if self.dtype == torch.float16 else 1.0
         names = ("embedding", "dense_0/kernel", "dense_0/bias")
         embedding, kernel, bias = masters = [self._master(weights[name]) for name in names]
         if self._half:
-            kernel, bias = (master.detach().half().requires_grad_() for master in masters[1:])
+            kernel, bias = (master.detach().to(self.dtype).requires_grad_() for master in masters[1:])
         self.parameters = [embedding, *stack.parameters, kernel, bias]
         self.masters = [embedding, *stack.masters, *masters[1:]]
         self._float32_gradients = [torch.zeros_like(master) for master in self.masters] if self._half else []
@@ -144,7 +144,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         return moments and (self.optimizer.iterations, *moments)
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy().copy()
+        tensor = tensor.detach().cpu()  # NumPy has no bfloat16
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
     def stacked(self, losses: Sequence[Tensor]) -> np.ndarray:
         return self.numpy(torch.stack(losses))
@@ -218,7 +219,9 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     def _train_step(self, tokens, targets, states):
         loss, _, _, final_states = self._loss_of(tokens, targets, states, True)
-        gradients = list(torch.autograd.grad(loss * self.loss_scale if self._half else loss, self.parameters))
+        gradients = list(
+            torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
+        )
         with torch.no_grad():
             self._update(gradients)
             return loss.detach(), tuple(state.detach() for state in final_states)
@@ -235,7 +238,8 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         if self._half:
             torch._foreach_copy_(self._float32_gradients, gradients)
             gradients = self._float32_gradients
-            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+            if self.loss_scale != 1.0:
+                torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
         else:  # of a compiled head they may come transposed in memory, which the fused optimizers refuse
             gradients = [gradient.contiguous() for gradient in gradients]
         if self.clip_norm is not None:
@@ -362,7 +366,7 @@ def build(
     Args:
         weights, states, batches, optimizer, options: of TorchLanguageModel.
         stack: (weights, num_layers, dtype, device) → the stack.
-        precision: "fp32", "tf32", "fp16" or, on a CPU, "fp64".
+        precision: "fp32", "tf32", "fp16", "bf16" or, on a CPU, "fp64".
         device: "cpu" or "cuda:0".
         captured: on a GPU each step is a CUDA graph.
     """

@@ -6,7 +6,7 @@ Keras adds Adam's epsilon to sqrt(v), PyTorch to sqrt(v) / sqrt(1 − β₂^t):
     PyTorch   w −= rate_t m / (sqrt(v) + ε sqrt(1 − β₂^t))
 
 At step 1 that is an ε 32 times smaller, and a language model has gradients of ε's size (those of rare words): by the plain
-class such a weight moves several times as far. No constant ε mends it. So PyTorch's own step count is set so high that both
+class such a weight moves several times as far. No constant ε corrects that. So PyTorch's own step count is set so high that both
 of its corrections are exactly 1, and rate_t is handed over as its learning rate: Keras' update, by the same fused kernel.
 """
 

@@ -25,12 +25,12 @@ class TorchStack:
     Args:
         weights: canonical weights (models/weights/canonical.py); tensors of other parts of a network are left alone.
         num_layers: layers in the stack.
-        dtype: "float32", "float64" or "float16", of inputs, states and products.
+        dtype: "float32", "float64", "float16" or "bfloat16", of inputs, states and products.
         device: "cpu" or "cuda:0".
 
     Attributes:
         parameters: tensors of `dtype` that the module multiplies with and gradients are taken by.
-        masters: tensors that an optimizer moves: the parameters themselves, or float32 ones of float16 parameters, which
+        masters: tensors that an optimizer moves: the parameters themselves, or float32 ones of 16-bit parameters, which
             `models.pytorch.language_model` copies into them after every step.
         compiled: what of the network around this stack is given to torch.compile: "" (nothing), "head" (softmax and
             loss; not the stack) or "network" (all of it).
@@ -52,7 +52,7 @@ class TorchStack:
         arrays = self.from_canonical(weights)
         module = self.build()
         self.parameters = self.moved(module)
-        if self.dtype == torch.float16:
+        if self.dtype.itemsize == 2:
             self.masters = [torch.tensor(array, dtype=torch.float32, device=device) for array in arrays]
         else:
             self.masters = self.parameters
@@ -124,12 +124,12 @@ class PrimitiveStack(TorchStack):
         return [parameter for cell in module.cells for parameter in (cell.kernel, cell.bias)]
 
     def from_canonical(self, weights):
-        return [array for layer in range(self.num_layers) for array in layouts.to_block_lstm_v2(weights, layer)]
+        return [array for layer in range(self.num_layers) for array in layouts.to_block(weights, layer)]
 
     def to_canonical(self, arrays):
         canonical = {}
         for layer in range(self.num_layers):
-            canonical |= layouts.from_block_lstm_v2(*arrays[2 * layer : 2 * layer + 2], layer)
+            canonical |= layouts.from_block(arrays[2 * layer : 2 * layer + 2], layer)
         return canonical
 
 

@@ -88,15 +88,15 @@ def language_model_weights(weights: Weights, targets: np.ndarray) -> Weights:
 
 
 def classifier_weights(weights: Weights, labels: np.ndarray) -> list[Weights]:
-    """Weights of a classifier whose loss tells the rates of all places but the last one, and of the last one.
+    """Weights of a classifier whose loss shows the rates of all places but the last one, and of the last one.
 
-    The last one lies before the logits. A logit is linear in what it reads, so there the loss has to tell by which elements are
-    dropped, which is a noise that the other rates are told without. An LSTM averages over some steps, since only its last output
+    The last one lies before the logits. A logit is linear in what it reads, so there the loss has to show which elements are
+    dropped, which is a noise that the other rates are seen without. An LSTM averages over some steps, since only its last output
     is read.
 
     Args:
         weights: canonical, for the shapes.
-        labels: of the batch. The rarest class has the one logit that is not 0 where all places but the last are told.
+        labels: of the batch. The rarest class has the one logit that is not 0 in the weights for all places but the last.
     """
     last = max(name for name in weights if name.startswith("dense_") and name.endswith("/kernel"))
     rarest = int(np.bincount(labels, minlength=weights[last].shape[1]).argmin())

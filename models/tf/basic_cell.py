@@ -23,6 +23,8 @@ def lstm_cell(x, h, c, kernel, bias):
 class UnrolledLSTM(Stack):
     """The cells written out over time: depth in the outer loop, time in the inner one. Eager, or one large graph."""
 
+    cell = staticmethod(lstm_cell)
+
     def __call__(self, inputs, states, dropout, training):
         outputs = tf.unstack(inputs, axis=1)  # time × [batch, features]
         finals = []
@@ -31,7 +33,7 @@ class UnrolledLSTM(Stack):
             if dropout and layer:
                 outputs = tf.unstack(dropout(tf.stack(outputs)))
             for t, x in enumerate(outputs):
-                h, c = lstm_cell(x, h, c, kernel, bias)
+                h, c = self.cell(x, h, c, kernel, bias)
                 outputs[t] = h
             finals.append((h, c))
         return tf.stack(outputs, axis=1), finals

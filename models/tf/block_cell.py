@@ -1,14 +1,16 @@
 """The C++ cell of TensorFlow (op LSTMBlockCell) unrolled over time: document "Static LSTM", and LSTMBlockCell of TF 1.
 
 The op computes one step with fused pointwise work. Three of its traits have to be undone or supplied to compute a plain
-LSTM: it clips the cell state at 3 unless told not to (cell_clip=0), adds 1 to the forget gate (forget_bias=0), and has no
+LSTM: it clips the cell state at 3 (not with cell_clip=0), adds 1 to the forget gate (forget_bias=0), and has no
 registered gradient. Its gates stand in the order i, c, f, o. Its backward op LSTMBlockCellGrad returns the gradient of the
 pre-activations; what follows from it is two matrix products.
 """
 
+import functools
+
 import tensorflow as tf
 
-from models.tf.stack import Stack
+from models.tf.basic_cell import UnrolledLSTM
 from models.weights import layouts
 
 
@@ -36,21 +38,9 @@ def block_cell(x, h_prev, c_prev, kernel, bias):
     return (step.h, step.cs), gradient
 
 
-class StaticBlockLSTM(Stack):
-    """LSTMBlockCell written out over time: depth in the outer loop, time in the inner one. Eager, or one graph."""
+class StaticBlockLSTM(UnrolledLSTM):
+    """LSTMBlockCell written out over time, as the cell of primitive ops is. Eager, or one graph."""
 
-    to_layout = staticmethod(layouts.to_lstm_block_cell)
-    from_layout = staticmethod(lambda arrays, layer: layouts.from_lstm_block_cell(*arrays, layer))
-
-    def __call__(self, inputs, states, dropout, training):
-        outputs = tf.unstack(inputs, axis=1)  # time × [batch, features]
-        finals = []
-        for layer, (h, c) in enumerate(states):
-            kernel, bias = (self._cast(v) for v in self.variables[2 * layer : 2 * layer + 2])
-            if dropout and layer:
-                outputs = tf.unstack(dropout(tf.stack(outputs)))
-            for t, x in enumerate(outputs):
-                h, c = block_cell(x, h, c, kernel, bias)
-                outputs[t] = h
-            finals.append((h, c))
-        return tf.stack(outputs, axis=1), finals
+    cell = staticmethod(block_cell)
+    to_layout = staticmethod(functools.partial(layouts.to_block, gates=layouts.LSTM_BLOCK_CELL_GATES))
+    from_layout = staticmethod(functools.partial(layouts.from_block, gates=layouts.LSTM_BLOCK_CELL_GATES))

@@ -6,10 +6,8 @@ get_config, so a model that was saved and loaded again has lost the choice.
 
 import keras
 
-from models.tf.stack import Stack
+from models.tf.stack import POLICIES, Stack
 from models.weights import layouts
-
-POLICIES = {"float32": "float32", "float64": "float64", "float16": "mixed_float16"}
 
 
 class KerasLSTM(Stack):

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from models import trial
 from models.cudnn.graph_difference import graph_difference
-from models.tf.stack import Stack
+from models.tf.stack import POLICIES, Stack
 from models.wavefront import softmax
 from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import add_bias
 from models.weights.canonical import stack_size
 
-COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "fp64": "float64"}
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 class LanguageModel(trial.LanguageModelTrial):
@@ -77,8 +77,7 @@ class LanguageModel(trial.LanguageModelTrial):
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
         self.head = None
         if jit_compile or fused_loss:
-            policy = "mixed_float16" if stack.dtype == "float16" else stack.dtype
-            self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=policy)
+            self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=POLICIES[stack.dtype])
             self.head.build((None, stack.units))
             self.head.set_weights([weights["dense_0/kernel"], weights["dense_0/bias"]])
             self.kernel, self.bias = self.head.kernel, self.head.bias
@@ -266,7 +265,7 @@ class LanguageModel(trial.LanguageModelTrial):
         if self.jit_compile:
             losses = self.head.cross_entropy(logits, targets)  # [batch, time]
         else:
-            logits = tf.cast(logits, tf.float32) if logits.dtype == tf.float16 else logits
+            logits = tf.cast(logits, tf.float32) if logits.dtype.size == 2 else logits
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
         return self._reduced(losses)
 
@@ -327,7 +326,7 @@ def build(
         weights, states, batches, options: of LanguageModel.
         optimizer: ("SGD" or "Adam", learning rate): Keras' own.
         stack: (weights, num_layers, dtype) → the stack.
-        precision: "fp32", "tf32", "fp16" or "fp64".
+        precision: "fp32", "tf32", "fp16", "bf16" or "fp64".
         device: TensorFlow finds it by itself.
         own_dropout: `stack` takes a further argument, the rate of the dropout between its layers.
     """

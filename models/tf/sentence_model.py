@@ -1,7 +1,7 @@
 """The language model on sentences of their own lengths, padded to a common one.
 
 After a sentence's end inputs are 0 and targets are -1, which add nothing to the loss. How far a batch is padded, and whether
-the stack is told the lengths, changes the time and not the result: a unidirectional LSTM does not look ahead.
+the stack is given the lengths, changes the time and not the result: a unidirectional LSTM does not look ahead.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class SentenceModel(LanguageModel):
 
     Args:
         pad: steps of a batch's longest sentence → steps that the batch is padded to.
-        give_lengths: whether the stack, a time-major one, is told the lengths.
+        give_lengths: whether the stack, a time-major one, is given the lengths.
         arguments, options: of LanguageModel; the reduction is "sum_over_time".
     """
 
@@ -44,7 +44,7 @@ class SentenceModel(LanguageModel):
     def outputs(self) -> dict[str, np.ndarray]:
         """As LanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end.
 
-        A stack that is told the lengths has to give these zeros itself.
+        A stack that is given the lengths has to give these zeros itself.
         """
         lengths = self.batches[0][0][1].on_host.numpy()
         found = super().outputs()
@@ -58,7 +58,7 @@ class SentenceModel(LanguageModel):
         return super()._network(tokens, states, training, stack_dropout, **lengths)
 
     def _loss(self, logits, targets):
-        if logits.dtype == tf.float16:
+        if logits.dtype.size == 2:
             logits = tf.cast(logits, tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
         losses *= tf.cast(targets != IGNORED, losses.dtype)

@@ -8,6 +8,12 @@ import tensorflow as tf
 
 from models.weights import layouts
 
+HALVES = ("float16", "bfloat16")
+POLICIES = {
+    "float32": "float32",
+    "float64": "float64",
+    **{half: f"mixed_{half}" for half in HALVES},
+}  # Keras', by dtype
 State = tuple[tf.Tensor, tf.Tensor]  # (h, c), each [batch, units]
 
 
@@ -20,14 +26,14 @@ class Stack:
     Args:
         weights: canonical weights (models/weights/canonical.py); tensors of other parts of a network are left alone.
         num_layers: layers in the stack.
-        dtype: "float32", "float64" or "float16". Variables are float32 at least; inputs arrive in `dtype`.
+        dtype: "float32", "float64", "float16" or "bfloat16". Variables are float32 at least; inputs arrive in `dtype`.
     """
 
     time_major = False  # whether inputs and outputs are [time, batch, features]
     own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
 
-    to_layout: Callable = staticmethod(layouts.to_block_lstm_v2)  # canonical → one layer's arrays, as in `variables`
-    from_layout: Callable = staticmethod(lambda arrays, layer: layouts.from_block_lstm_v2(*arrays, layer))
+    to_layout: Callable = staticmethod(layouts.to_block)  # canonical → one layer's arrays, as in `variables`
+    from_layout: Callable = staticmethod(layouts.from_block)
 
     def __init__(self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32") -> None:
         self.num_layers, self.dtype = num_layers, dtype

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from models.tf.stack import Stack
+from models.tf.stack import HALVES, POLICIES, Stack
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
 
@@ -22,7 +22,7 @@ class ModelsDropout(WavefrontLSTM):
 class WavefrontStack(Stack):
     """The layer, with its weights as the variables of a Stack: kernel, recurrent kernel and bias per layer, as in Keras.
 
-    States are one pair (h, c), each [layers, batch, units]; c is float32 where the stack is float16.
+    States are one pair (h, c), each [layers, batch, units]; c is float32 where the stack has 16 bits.
     """
 
     time_major = True
@@ -40,7 +40,7 @@ class WavefrontStack(Stack):
             time_major=True,
             return_sequences=True,
             return_state=True,
-            dtype="mixed_float16" if dtype == "float16" else dtype,
+            dtype=POLICIES[dtype],
         )
         self.layer.build((None, None, weights["lstm_0/forward/kernel"].shape[0]))
         self.layer.set_weights(self.from_canonical(weights))
@@ -49,7 +49,7 @@ class WavefrontStack(Stack):
     def stage_states(self, states) -> tuple[tf.Tensor, tf.Tensor]:
         pairs = [layer[0] for layer in states]
         h, c = (np.stack(part) for part in zip(*pairs, strict=True))
-        wide = "float32" if self.dtype == "float16" else self.dtype
+        wide = "float32" if self.dtype in HALVES else self.dtype
         return tf.identity(tf.constant(h, self.dtype)), tf.identity(tf.constant(c, wide))
 
     def __call__(self, inputs, states, dropout, training):

@@ -17,6 +17,7 @@ from .layer import WavefrontLSTM
 from .spec import StackSpec, Weights
 from .stack_layer import StackLayer
 
+OWN = ("recurrent_dropout", *PENALTIES)  # settings of keras.layers.LSTM that WavefrontLSTM has too
 TORCH_DTYPES = ("float16", "float32", "float64")
 
 
@@ -26,8 +27,8 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
     Args:
         layers: built keras.layers.LSTM, or Bidirectional of it, all with the same units.
         kwargs: arguments of the new layer, before those that it takes from `layers`: return_sequences of the last one, and the
-            dtype policy, trainable, regularizers and constraints of all. Layers with return_state=True or stateful=True ask for
-            that argument here, since states of a stack have another form and a stateful one a batch size.
+            dtype policy, trainable, recurrent_dropout, regularizers and constraints of all. Layers with return_state=True or
+            stateful=True ask for that argument here, since states of a stack have another form and a stateful one a batch size.
 
     Returns:
         A built WavefrontLSTM.
@@ -36,7 +37,7 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
         ValueError: layers that are not built, have different dtype policies or other settings, or are no such stack
             (keras_config.py); or return_state or stateful as above.
     """
-    fields, arrays, own = read_keras_layers(layers, PENALTIES)
+    fields, arrays, own = read_keras_layers(layers, OWN)
     _check_lstm(fields.pop("mode"))
     for k, layer in enumerate(layers):
         for name in ("return_state", "stateful"):
@@ -52,9 +53,9 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
 def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
     """A built keras.layers.LSTM (or Bidirectional of it) for each layer of the stack, the lowest first.
 
-    The last one has the stack's return_sequences and activity_regularizer, and all have its regularizers, constraints and
-    trainable. They are batch-major and stateless, return no states, and there is no dropout between them: to train on with the
-    stack's, put keras.layers.Dropout there.
+    The last one has the stack's return_sequences and activity_regularizer, and all have its recurrent_dropout, regularizers,
+    constraints and trainable. They are batch-major and stateless, return no states, and there is no dropout between them: to
+    train on with the stack's, put keras.layers.Dropout there.
 
     Args:
         layer: a WavefrontLSTM, or another StackLayer: then they are of its kind.
@@ -66,7 +67,7 @@ def to_keras_layers(layer: StackLayer) -> list[keras.layers.Layer]:
     arrays, spec = list(layer.get_canonical().values()), layer.spec
     per_layer = len(arrays) // spec.num_layers
     policy = layer.dtype_policy
-    options = {name: getattr(layer, name, None) for name in PENALTIES}
+    options = {name: getattr(layer, name) for name in OWN if hasattr(layer, name)}
     if spec.mode.startswith("rnn"):
         options["activation"] = spec.mode.removeprefix("rnn_")
     keras_layers = []
@@ -115,7 +116,7 @@ def from_torch(module, **kwargs) -> WavefrontLSTM:
 def to_torch(layer: WavefrontLSTM):
     """A torch.nn.LSTM with the layer's weights, on the CPU. It returns all steps and the final states, as torch does.
 
-    torch.nn.LSTM has no regularizers, constraints or trainable: the module has none of the layer's.
+    torch.nn.LSTM has no recurrent_dropout, regularizers, constraints or trainable: the module has none of the layer's.
 
     Raises:
         ValueError: the layer is not built, or layer-normalised.
@@ -165,7 +166,7 @@ def read_keras_layers(
     """What a list of Keras' layers amounts to; raises as from_keras_layers.
 
     Args:
-        settings: of keras_config.PENALTIES, which the new layer has too.
+        settings: of keras_config.SETTINGS, which the new layer has too.
 
     Returns:
         (the stack's fields of keras_config.from_keras_config, `get_weights()` of each layer, arguments of a layer that go with

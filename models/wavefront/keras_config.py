@@ -15,7 +15,7 @@ SETTINGS = {
     "reset_after": True,
     "use_bias": True,  # cuDNN's stack has biases, and training would move them
     "dropout": 0,  # Keras drops one mask in all steps of every layer's input; cuDNN draws anew, between layers
-    "recurrent_dropout": 0,
+    "recurrent_dropout": 0,  # cuDNN's stack has none
     "activity_regularizer": None,
     **dict.fromkeys(PENALTIES),
 }
@@ -27,7 +27,7 @@ def from_keras_config(configs: Sequence[Mapping], own: Sequence[str] = ()) -> di
     Args:
         configs: of each layer, the lowest first, {"class_name": …, "config": layer.get_config()}: what
             keras.layers.serialize(layer) gives. LSTM, GRU, SimpleRNN, or Bidirectional of one of them.
-        own: settings, of PENALTIES, that the stack has too: they may be any, but the same in all layers.
+        own: of SETTINGS, those that the stack has too: they may be any, but the same in all layers.
 
     Returns:
         {"mode", "num_layers", "units", "bidirectional"}; mode is one of KERAS_LAYERS.

@@ -16,7 +16,8 @@ these differences:
 
 - A mask has to be right-padded (`keras.utils.pad_sequences(…, padding="post")`; its default pads in front). Under XLA, where
   nothing can raise, another one makes the outputs NaN. Past the end of a sequence outputs are 0 (Keras repeats the last one).
-- `dropout` acts between the layers, on every step anew; one layer alone has none.
+- `dropout` acts between the layers, on every step anew; one layer alone has none. `recurrent_dropout` is Keras': each gate of
+  each layer has one mask [batch, units] on h as it enters the recurrent product, the same at all steps of a call.
 - States are [layers, batch, units], those of all layers in one tensor, and c is float32 where the layer computes in 16 bits.
   `training` is a Python bool. In place of keras.layers.Bidirectional: direction="bidirectional".
 
@@ -66,6 +67,7 @@ class WavefrontLSTM(StackLayer):
         direction: "unidirectional" or "bidirectional", which runs every layer both ways and concatenates the outputs. Then the
             two directions of a layer advance together, and the layers in turn.
         dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
+        recurrent_dropout: share of h that each gate's recurrent product does not see in training, from 0 to below 1.
         layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
         implementation: "xla" or "persistent".
         return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
@@ -74,7 +76,7 @@ class WavefrontLSTM(StackLayer):
         stateful: whether a batch starts from the final states of the one before. The batch size must be fixed then.
         time_major: whether inputs, masks and outputs are [time, batch, …]; else [batch, time, …]. Keras' `fit` and `predict` cut
             arrays into batches along their first axis, so this is for layers inside of a model, and for training loops.
-        seed: of dropout, a non-negative integer; None draws one.
+        seed: of both dropouts, a non-negative integer; None draws one.
         kernel_initializer, recurrent_initializer, bias_initializer, unit_forget_bias: as of keras.layers.LSTM, for every layer.
             A random one without a seed draws each layer's tensor anew; with a seed, layers of one shape start alike.
         kernel_regularizer, recurrent_regularizer, bias_regularizer, kernel_constraint, recurrent_constraint, bias_constraint:
@@ -88,7 +90,7 @@ class WavefrontLSTM(StackLayer):
         initial_state: [h, c], each [num_layers·directions, batch, units]; None is zeros, or where the layer is stateful the final
             states of the batch before.
         mask: booleans [batch, time] ([time, batch] where time_major), right-padded; None: that of the inputs, if they have one.
-        training: whether dropout acts.
+        training: whether dropout and recurrent_dropout act.
 
     Returns:
         The outputs of all steps [batch, time, units·directions] (time_major: [time, batch, …]) or the last ones
@@ -111,6 +113,7 @@ class WavefrontLSTM(StackLayer):
         *,
         direction: str = "unidirectional",
         dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
         layer_normalization: bool = False,
         implementation: str = "xla",
         return_sequences: bool = False,
@@ -132,10 +135,13 @@ class WavefrontLSTM(StackLayer):
     ) -> None:
         kwargs = _without_defaults_of_keras(kwargs)
         super().__init__(units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs)
-        if self.dropout == 1:
-            raise ValueError(
-                f"dropout: {dropout!r} given, expected a number from 0 to below 1: nothing would reach the next layer"
-            )
+        self.recurrent_dropout = checks.probability("recurrent_dropout", recurrent_dropout)
+        for name, why in (
+            ("dropout", "nothing would reach the next layer"),
+            ("recurrent_dropout", "no gate would see any h"),
+        ):
+            if (rate := getattr(self, name)) == 1:
+                raise ValueError(f"{name}: {rate!r} given, expected a number from 0 to below 1: {why}")
         if self.dropout and self.num_layers == 1:
             warnings.warn(
                 "dropout: acts between layers, and there is one; add keras.layers.Dropout before or after it",
@@ -169,7 +175,7 @@ class WavefrontLSTM(StackLayer):
         self.parameters = {}
 
     def get_config(self) -> dict:
-        own = ("layer_normalization", "implementation", "time_major", "seed", "unit_forget_bias")
+        own = ("recurrent_dropout", "layer_normalization", "implementation", "time_major", "seed", "unit_forget_bias")
         config = {**super().get_config(), **{name: getattr(self, name) for name in own}}
         for prefix in PARTS.values():
             for kind in ("initializer", "regularizer", "constraint"):
@@ -246,9 +252,20 @@ class WavefrontLSTM(StackLayer):
         """What acts between the layers in a call; None: nothing."""
         return self.drop if training and self.dropout and self.num_layers > 1 else None
 
+    def recurrent_keep(self, batch: int | tf.Tensor) -> tf.Tensor:
+        """What recurrent_dropout keeps in a call on `batch` sequences: booleans [num_layers·directions, 4, batch, units]."""
+        ones = tf.ones([self.spec.num_pseudo_layers, 4, batch, self.units])
+        return keras.random.dropout(ones, self.recurrent_dropout, seed=self.seed_generator) > 0
+
     def _run(self, x, states, lengths, training):
         x = _with_steps(x)
-        arrays = [tf.cast(tf.convert_to_tensor(variable), x.dtype) for variable in self.parameters.values()]
+        arrays, keep = {name: tf.convert_to_tensor(variable) for name, variable in self.parameters.items()}, None
+        if training and self.recurrent_dropout:
+            keep = self.recurrent_keep(x.shape[1] or tf.shape(x)[1])
+            for name in arrays:  # Keras' factor of h stands in the kernel that h is multiplied with
+                if name.endswith("/recurrent_kernel"):
+                    arrays[name] /= 1 - self.recurrent_dropout
+        arrays = [tf.cast(array, x.dtype) for array in arrays.values()]
         size = len(arrays) // self.spec.num_pseudo_layers
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
@@ -256,7 +273,7 @@ class WavefrontLSTM(StackLayer):
         if self.implementation == "persistent":
             if lengths is not None:
                 raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
-            outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout)
+            outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout, keep=keep)
             return outputs, finals
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
@@ -265,7 +282,7 @@ class WavefrontLSTM(StackLayer):
             run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))
         else:
             run = lstm_stack
-        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout)
+        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep)
         return outputs, finals
 
 

@@ -40,6 +40,7 @@ def persistent_stack(
     c: tf.Tensor,
     *,
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    keep: tf.Tensor | None = None,
     together: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run a stack of unidirectional layers. It has first derivatives; lstm_stack has second ones too.
@@ -55,13 +56,15 @@ def persistent_stack(
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
     padded = padded_units(units, inputs.dtype.size)
-    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False)
+    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False, keep is not None)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
         together = layers_together(1 if dropout else len(layers), time, work, chip)
     more = padded - units
     h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
+    if keep is not None:
+        keep = tf.pad(tf.ensure_shape(keep, [len(layers), 4, batch, units]), [[0, 0], [0, 0], [0, 0], [0, more]])
     finals = []
     for first in range(0, len(layers), together):
         if first and dropout:
@@ -76,9 +79,8 @@ def persistent_stack(
         projected = tf.matmul(tf.reshape(inputs, [time * batch, -1]), kernels[0])
         projected = tf.reshape(projected, [time, batch, 4 * padded])
         links = tf.stack(kernels[1:]) if len(group) > 1 else None
-        inputs, *final = advance(
-            projected, recurrent, links, bias, h[first : first + together], c[first : first + together]
-        )
+        own = slice(first, first + together)
+        inputs, *final = advance(projected, recurrent, links, bias, h[own], c[own], None if keep is None else keep[own])
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
     return inputs[..., :units], h, c
@@ -118,7 +120,7 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
         raise ValueError("layer normalisation given, which the kernels do not do; use implementation='xla'")
 
 
-def advance(projected, recurrent, links, bias, h, c):
+def advance(projected, recurrent, links, bias, h, c, keep=None):
     """The layers of `recurrent` together, as of schedule.advance; units are padded, and linked where there are more.
 
     Args:
@@ -126,6 +128,7 @@ def advance(projected, recurrent, links, bias, h, c):
         recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of `projected`.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
+        keep: [lanes, 4, batch, units] booleans, or None.
 
     Returns:
         outputs [time, batch, units] of the last lane, and the final h and c.
@@ -134,10 +137,10 @@ def advance(projected, recurrent, links, bias, h, c):
 
     @tf.custom_gradient
     def run(projected, recurrent, links, bias, h, c):
-        first, rest, outputs, h_end, c_end, gates, cells = _forward(dtype_code, projected, recurrent, links, bias, h, c)
+        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, projected, recurrent, links, bias, h, c, keep)
 
         def gradient(d_outputs, d_h_end, d_c_end):
-            return _backward(dtype_code, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end)
+            return _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, d_outputs, d_h_end, d_c_end)
 
         return (outputs, h_end, c_end), gradient
 
@@ -147,7 +150,7 @@ def advance(projected, recurrent, links, bias, h, c):
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(dtype_code: int, projected, recurrent, links, bias, h, c):
+def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
     (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
@@ -166,20 +169,20 @@ def _forward(dtype_code: int, projected, recurrent, links, bias, h, c):
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), projected, bias, h, c]
-    found = _launch(Work(lanes, batch, units, dtype_code, False), time, operands, results)
+    operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_words(keep, dtype)]
+    found = _launch(Work(lanes, batch, units, dtype_code, False, keep is not None), time, operands, results)
     if lanes == 1:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, d_outputs, d_h_end, d_c_end):
+def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, keep, d_outputs, d_h_end, d_c_end):
     """Gradients by (projected, recurrent, links, bias, h, c)."""
     (lanes, units, _), (time, batch, _) = recurrent.shape, first.shape
     weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if lanes > 1 else recurrent
     dtype, wide = recurrent.dtype, tf.float32
-    work = Work(lanes, batch, units, dtype_code, True)
+    work = Work(lanes, batch, units, dtype_code, True, keep is not None)
     results = [tf.TensorSpec([time, batch, 4 * units], dtype)]
     if lanes > 1:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
@@ -189,11 +192,17 @@ def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, d
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
+    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *_words(keep, dtype)]
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
     d_links = links
-    if lanes > 1:
+    if keep is not None:  # each gate has an h of its own
+        hs = tf.concat([first[tf.newaxis], rest[..., :units]], 0)
+        seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
+        d_gates = tf.reshape(tf.concat([d_first[tf.newaxis], *d_rest], 0), [lanes, time, batch, 4, units])
+        d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_gates), recurrent.shape)
+        d_links = tf.einsum("ltbu,ltbv->luv", rest[..., units:], d_rest[0]) if lanes > 1 else links
+    elif lanes > 1:
         d_both = tf.einsum("ltbu,ltbv->luv", rest, d_rest[0])
         d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
         d_links = d_both[:, units:]
@@ -206,6 +215,20 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
         return weights
     nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
     return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
+
+
+def _words(keep: tf.Tensor | None, dtype: tf.DType) -> list[tf.Tensor]:
+    """The kernels' operand for keep [lanes, 4, batch, units]: int32 [lanes, batch, units / V], V numbers in 16 bytes each.
+
+    Bit gate · V + unit % V says whether the gate sees the unit's h.
+    """
+    if keep is None:
+        return []
+    lanes, gates, batch, units = keep.shape
+    vector = 16 // dtype.size
+    bits = tf.reshape(tf.range(gates * vector), [gates, 1, 1, vector])
+    of_vectors = tf.reshape(tf.cast(keep, tf.int32), [lanes, gates, batch, units // vector, vector])
+    return [tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])]
 
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:

@@ -44,10 +44,11 @@ def advance(
     *,
     lengths: tf.Tensor | None = None,
     masks: tf.Tensor | None = None,
+    keep: tf.Tensor | None = None,
     normalization: Sequence[tf.Tensor] = (),
     unroll: int = UNROLL,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run all lanes over all of time; differentiable by every argument but lengths and masks, twice too.
+    """Run all lanes over all of time; differentiable by every argument but lengths, masks and keep, twice too.
 
     Args:
         projected: [fed, time, batch, 4·units], inputs times kernel: of lane 0 where lanes are linked, else of every lane.
@@ -58,6 +59,8 @@ def advance(
         c: initial states [lanes, batch, units], float32 where `projected` is float16 or bfloat16.
         lengths: steps [batch] int32 of each sequence, or None: all of time.
         masks: [time + lanes - 1, lanes - 1, batch, units], factors (dropout) on what goes up the links at each step; or None.
+        keep: [lanes, 4, batch, units] booleans, which of a lane's h each gate sees at every step: elsewhere it sees 0 (recurrent
+            dropout, whose factor is in `recurrent`); or None: all.
         normalization: recurrent_gain, kernel_gain, cell_gain, cell_bias of NormalizedLSTMCell; none: no layer normalisation.
         unroll: steps in a loop's body, at most.
 
@@ -65,7 +68,9 @@ def advance(
         outputs [1, time, batch, units] of the last lane where lanes are linked, else [lanes, time, batch, units], 0 past
         a sequence's end; and the states h, c at each sequence's end.
     """
-    passes = _Passes(projected, recurrent.shape[0], links is not None, lengths, masks, unroll, bool(normalization))
+    passes = _Passes(
+        projected, recurrent.shape[0], links is not None, lengths, masks, keep, unroll, bool(normalization)
+    )
 
     @tf.custom_gradient
     def run(projected, recurrent, links, bias, h, c, *normalization):
@@ -94,9 +99,10 @@ class _Passes:
         time, body, bodies: steps of the input; steps in a body; runs of it. Their product may be more: the rest is idle.
         lane: [lanes, 1, 1], the step at which each lane is at time 0.
         masks: by body, [bodies, body, lanes - 1, batch, units], or None.
+        keep: gates first, with all of what goes up the links: [4, lanes + links, batch, units], or None.
     """
 
-    def __init__(self, projected, lanes, linked, lengths, masks, unroll, normalized) -> None:
+    def __init__(self, projected, lanes, linked, lengths, masks, keep, unroll, normalized) -> None:
         self.lanes, self.linked, self.lengths = lanes, linked, lengths
         self.cell = NormalizedLSTMCell() if normalized else LSTMCell()
         self.dtype = projected.dtype
@@ -109,6 +115,11 @@ class _Passes:
         self.body = -(-steps // self.bodies) if isinstance(steps, int) else unroll
         self.lane = tf.reshape(tf.range(lanes) if linked else tf.zeros([lanes], tf.int32), [lanes, 1, 1])
         self.masks = None if masks is None else self._by_body(masks, 0, 0)
+        if keep is not None:
+            keep = tf.pad(
+                tf.transpose(keep, [1, 0, 2, 3]), [[0, 0], [0, self.lag], [0, 0], [0, 0]], constant_values=True
+            )
+        self.keep = keep
 
     def forward(self, projected, recurrent, links, bias, h, c, normalization):
         """(outputs, h, c, and for `backward` of every step: h before it, and what the cell keeps of it)."""
@@ -116,13 +127,19 @@ class _Passes:
         bias = self._widen(bias)[:, tf.newaxis]
         normalization = [self._widen(x) for x in normalization]
         # Without dropout the same h goes both ways: one product with the two kernels side by side.
-        shared = self.linked and self.masks is None
+        shared = self.linked and self.masks is None and self.keep is None
         kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
+        kernel = kernel if self.keep is None else _by_gate(kernel)
 
         def sums(h, fed, k, j):
             """The gates' two summands, from a lane's own h and from its input, each [lanes, batch, 4·units]."""
-            both = h if self.masks is None else tf.concat([h, h[:-1] * self.masks[k, j]], 0)
-            product = self._widen(tf.matmul(both, kernel))
+            below = h[:-1] if self.masks is None else h[:-1] * self.masks[k, j]
+            both = tf.concat([h, below], 0) if self.linked and not shared else h
+            if self.keep is None:
+                product = self._widen(tf.matmul(both, kernel))
+            else:
+                by_gate = tf.matmul(_where(self.keep, both, None), kernel, transpose_b=True)
+                product = self._widen(tf.concat(tf.unstack(by_gate), -1))
             if shared:
                 from_h, to_above = tf.split(product, 2, axis=-1)
                 to_above = to_above[:-1]
@@ -162,14 +179,14 @@ class _Passes:
         d_outputs = self._by_body(d_outputs, 1, self.lag)
         wide_normalization = [self._widen(x) for x in normalization]
         parameters = [*wide_normalization[:2], self._widen(bias), *wide_normalization[2:]]
-        shared = self.linked and self.cell.one_gradient
+        shared = self.linked and self.cell.one_gradient and self.keep is None
         down, below = (_by_gate(x) for x in (recurrent, links))
         kernel = tf.concat([down, _pad(below, 1, 0, axis=1)], 3) if shared else tf.concat([down, below], 1)
 
         def through(d_from_h, d_from_input, k, j):
             """Gradient by h of the gradients by the gates' two summands, each [4, lanes, batch, units]: gates apart."""
             both = d_from_h if shared else tf.concat([d_from_h, d_from_input[:, 1:]], 1) if self.linked else d_from_h
-            product = tf.reduce_sum(self._widen(tf.matmul(both, kernel)), 0)
+            product = tf.reduce_sum(_where(self.keep, self._widen(tf.matmul(both, kernel)), None), 0)
             if not self.linked:
                 return product
             if shared:
@@ -210,12 +227,21 @@ class _Passes:
         """Gradients by the recurrent kernels and the links, in one product where one gradient serves both."""
         product = "knjbu,knjbv->nuv"
         if not self.linked:
-            return tf.einsum(product, hs, d_from_h), tf.zeros([0, self.units, 4 * self.units], self.dtype)
+            return self._recurrent_gradients(hs, d_from_h), tf.zeros([0, self.units, 4 * self.units], self.dtype)
         below = hs[:, :-1] if self.masks is None else hs[:, :-1] * tf.transpose(self.masks, [0, 2, 1, 3, 4])
-        if not self.cell.one_gradient:
-            return tf.einsum(product, hs, d_from_h), tf.einsum(product, below, d_from_input[:, 1:])
+        if self.keep is not None or not self.cell.one_gradient:
+            return self._recurrent_gradients(hs, d_from_h), tf.einsum(product, below, d_from_input[:, 1:])
         both = tf.einsum(product, tf.concat([hs, _pad(below, 1, 0, axis=1)], -1), d_from_h)
         return both[:, : self.units], both[1:, self.units :]
+
+    def _recurrent_gradients(self, hs, d_from_h):
+        if self.keep is None:
+            return tf.einsum("knjbu,knjbv->nuv", hs, d_from_h)
+        keep = tf.transpose(self.keep[:, : self.lanes], [1, 0, 2, 3])[:, tf.newaxis]  # each gate has an h of its own
+        seen = _where(keep, hs[:, :, :, tf.newaxis], None)
+        d_gates = tf.reshape(d_from_h, [*(_size(d_from_h, axis) for axis in range(4)), 4, self.units])
+        gradients = tf.einsum("knjgbu,knjbgv->nugv", seen, d_gates)
+        return tf.reshape(gradients, [self.lanes, self.units, 4 * self.units])
 
     # -- steps, loops and their arrays ---------------------------------------------------------------------------------
 
@@ -274,7 +300,7 @@ def _pad(x: tf.Tensor, before: int, after: int, axis: int = 0) -> tf.Tensor:
 
 
 def _where(active: tf.Tensor | None, x: tf.Tensor, otherwise: tf.Tensor | None) -> tf.Tensor:
-    """`x` in active lanes, elsewhere `otherwise`; None: 0."""
+    """`x` where active, elsewhere `otherwise`; None: everywhere, and 0."""
     if active is None:
         return x
     return tf.where(active, x, tf.zeros([], x.dtype) if otherwise is None else otherwise)

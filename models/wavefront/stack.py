@@ -44,6 +44,7 @@ def lstm_stack(
     *,
     lengths: tf.Tensor | None = None,
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    keep: tf.Tensor | None = None,
     together: int | None = None,
     unroll: int = UNROLL,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -55,6 +56,8 @@ def lstm_stack(
         h, c: initial states [layers, batch, units]; c is float32 where inputs are float16 or bfloat16.
         lengths: steps [batch] int32 of each sequence, or None: all of time.
         dropout: applied to what goes from one layer to the next, or None.
+        keep: booleans [layers, 4, batch, units], which of a layer's own h each gate sees at every step, elsewhere 0: recurrent
+            dropout, whose factor is in the recurrent kernels. None: all.
         together: layers that advance together; None: by layers_together.
 
     Returns:
@@ -67,9 +70,9 @@ def lstm_stack(
         group = layers[first : first + together]
         if first and dropout:
             inputs = dropout(inputs)
-        inputs, *final = _group(
-            inputs, group, h[first : first + together], c[first : first + together], lengths, dropout, unroll
-        )
+        own = slice(first, first + together)
+        kept = None if keep is None else keep[own]
+        inputs, *final = _group(inputs, group, h[own], c[own], lengths, dropout, kept, unroll)
         finals.append(final)
     h, c = (tf.concat(states, 0) for states in zip(*finals, strict=True))
     return inputs, h, c
@@ -83,6 +86,7 @@ def bidirectional_stack(
     *,
     lengths: tf.Tensor | None = None,
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    keep: tf.Tensor | None = None,
     unroll: int = UNROLL,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run a stack of bidirectional layers: the two directions of a layer together, the layers in turn.
@@ -91,7 +95,7 @@ def bidirectional_stack(
 
     Args:
         layers: (forward, backward) of each layer, from the lowest up.
-        h, c: initial states [2·layers, batch, units], the directions of a layer side by side.
+        h, c, keep: of 2·layers, the directions of a layer side by side.
         Otherwise as of lstm_stack.
 
     Returns:
@@ -106,14 +110,15 @@ def bidirectional_stack(
         projected = tf.matmul(both, tf.stack([layer.kernel for layer in pair]))
         projected = tf.reshape(projected, [2, time, batch, projected.shape[-1]])
         states = h[2 * k : 2 * k + 2], c[2 * k : 2 * k + 2]
-        outputs, *final = _advance(projected, pair, None, *states, lengths=lengths, unroll=unroll)
+        kept = None if keep is None else keep[2 * k : 2 * k + 2]
+        outputs, *final = _advance(projected, pair, None, *states, lengths=lengths, keep=kept, unroll=unroll)
         inputs = tf.concat([outputs[0], _reversed(outputs[1], lengths)], -1)
         finals.append(final)
     h, c = (tf.concat(states, 0) for states in zip(*finals, strict=True))
     return inputs, h, c
 
 
-def _group(inputs, group, h, c, lengths, dropout, unroll):
+def _group(inputs, group, h, c, lengths, dropout, keep, unroll):
     """The layers of `group` together: their outputs [time, batch, units] and final states."""
     time, batch, features = _sizes(inputs)
     projected = tf.matmul(tf.reshape(inputs, [-1, features]), group[0].kernel)
@@ -124,7 +129,8 @@ def _group(inputs, group, h, c, lengths, dropout, unroll):
         if dropout:
             units = links.shape[1]
             masks = dropout(tf.ones([time + len(group) - 1, len(group) - 1, batch, units], inputs.dtype))
-    outputs, h, c = _advance(projected, group, links, h, c, lengths=lengths, masks=masks, unroll=unroll)
+    options = dict(lengths=lengths, masks=masks, keep=keep, unroll=unroll)
+    outputs, h, c = _advance(projected, group, links, h, c, **options)
     return outputs[0], h, c
 
 

@@ -34,6 +34,7 @@ class Work(NamedTuple):
         units: of a layer, padded to `multiple`.
         dtype_code: of DTYPE_CODES.
         backward: which of the two kernels.
+        recurrent_dropout: whether gates see parts of h alone.
     """
 
     lanes: int
@@ -41,6 +42,7 @@ class Work(NamedTuple):
     units: int
     dtype_code: int
     backward: bool
+    recurrent_dropout: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -102,9 +104,11 @@ def fitting(work: Work, chip: Chip) -> Tiling:
     """The tiling of both kernels' work, or a ValueError where none fits."""
     for backward in (not work.backward, work.backward):
         if (tiling := best_tiling(work._replace(backward=backward), chip)) is None:
+            dropout = "with recurrent dropout " if work.recurrent_dropout else ""
             raise ValueError(
-                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} given: such a step does "
-                f"not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' (lstm_stack)"
+                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
+                f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' "
+                "(lstm_stack)"
             )
     return tiling
 
@@ -149,6 +153,8 @@ def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
     for split, unit_tile, tiles in itertools.product(splits, range(4, 33, 4), all_tiles):
         tiling = Tiling(unit_tile, 8 * tiles, split, 0, 0, 1, 1)
         row_tiles, rest = divmod(tiling.rows(work), 16)
+        if work.recurrent_dropout and not work.backward and split * unit_tile % 16:
+            continue  # 16 rows of one product are of one gate, which has an h of its own
         if not rest and tiling.grid(work) <= chip.multiprocessors:
             yield from _placements(work, chip, tiling, row_tiles, tiles)
 
@@ -157,11 +163,13 @@ def _placements(work: Work, chip: Chip, tiling: Tiling, row_tiles: int, tiles: i
     """Where a tiling can keep its weights, and how far ahead it can load."""
     count = _count(work, tiling.split)
     free = REGISTERS[work.dtype_code] - (8 if work.backward else 5) * tiles - row_tiles * tiles * 4
+    kept = tiles * work.recurrent_dropout  # words of masks: backward of all sums, forward beside each operand
+    free -= row_tiles * kept if work.backward else 0
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         left = chip.shared_bytes - _partial_bytes(16 * row_tiles, chunk)
         in_shared = min(left // (WARPS * 16 * row_tiles * LINE), count)
         for prefetch_depth, streams in itertools.product((1, 2, 3, 4, 6, 8, 12), (False, True)):
-            ring = prefetch_depth * (tiles * 4 + (row_tiles * 8 if streams else 0))
+            ring = prefetch_depth * (tiles * 4 + (0 if work.backward else kept) + (row_tiles * 8 if streams else 0))
             in_registers = min((free - ring) // (row_tiles * 8), count - in_shared)
             if left >= 0 and ring <= free and prefetch_depth <= count and streams == (in_registers + in_shared < count):
                 yield tiling._replace(
@@ -212,6 +220,6 @@ def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...
         "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code,
         "BACKWARD": int(work.backward), "UNIT_TILE": tiling.unit_tile, "BATCH_TILE": tiling.batch_tile, "SPLIT": tiling.split,
         "IN_REGISTERS": tiling.in_registers, "IN_SHARED": tiling.in_shared, "PREFETCH_DEPTH": tiling.prefetch_depth,
-        "CHUNK": tiling.chunk,
+        "CHUNK": tiling.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout),
     }  # fmt: skip
     return tuple(found.items())

@@ -258,24 +258,26 @@ def from_keras_cudnn(arrays: Sequence[np.ndarray], layer: int, mode: str = "lstm
     return from_keras([*map(transposed, arrays[:2]), bias], layer, mode=mode)
 
 
-def to_lstm_block_cell(weights: Mapping[str, np.ndarray], layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """(w [input + units, 4*units], b [4*units]) of TensorFlow's LSTMBlockCell op, for a forward layer."""
-    return _to_block(weights, layer, LSTM_BLOCK_CELL_GATES)
+def to_block(
+    weights: Mapping[str, np.ndarray], layer: int, gates: str = BLOCK_LSTM_V2_GATES
+) -> tuple[np.ndarray, np.ndarray]:
+    """(w [input + units, 4*units], b [4*units]) of TensorFlow's BlockLSTMV2 op, or of LSTMBlockCell by its gates."""
+    kernel, recurrent_kernel, bias = to_keras(weights, layer)
+    w = np.concatenate([kernel, recurrent_kernel])  # the ops multiply [x, h]
+    return reorder_gates(w, CANONICAL_GATES["lstm"], gates), reorder_gates(bias, CANONICAL_GATES["lstm"], gates)
 
 
-def from_lstm_block_cell(w: np.ndarray, b: np.ndarray, layer: int) -> Weights:
-    """The canonical tensors of one forward layer from LSTMBlockCell's two."""
-    return _from_block(w, b, layer, LSTM_BLOCK_CELL_GATES)
-
-
-def to_block_lstm_v2(weights: Mapping[str, np.ndarray], layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """(w [input + units, 4*units], b [4*units]) of TensorFlow's BlockLSTMV2 op, for a forward layer."""
-    return _to_block(weights, layer, BLOCK_LSTM_V2_GATES)
-
-
-def from_block_lstm_v2(w: np.ndarray, b: np.ndarray, layer: int) -> Weights:
-    """The canonical tensors of one forward layer from BlockLSTMV2's two."""
-    return _from_block(w, b, layer, BLOCK_LSTM_V2_GATES)
+def from_block(arrays: Sequence[np.ndarray], layer: int, gates: str = BLOCK_LSTM_V2_GATES) -> Weights:
+    """The canonical tensors of one forward layer from the w and b of such an op; ValueError for other shapes."""
+    w, b = arrays
+    units = b.shape[0] // 4
+    if w.ndim != 2 or b.ndim != 1 or w.shape[1] != b.shape[0] or w.shape[0] <= units:
+        raise ValueError(
+            f"layer {layer}: w {list(w.shape)} and b {list(b.shape)} given, "
+            "expected [input + units, 4*units] and [4*units]"
+        )
+    w, b = (reorder_gates(array, gates, CANONICAL_GATES["lstm"]) for array in (w, b))
+    return from_keras([w[:-units], w[-units:], b], layer)
 
 
 def reorder_gates(array: np.ndarray, given: str, wanted: str) -> np.ndarray:
@@ -297,23 +299,6 @@ def reorder_gates(array: np.ndarray, given: str, wanted: str) -> np.ndarray:
 def _names(layer: int, bidirectional: bool, mode: str = "lstm") -> list[str]:
     check_mode(mode)
     return [f"{mode}_{layer}/{direction}/{part}" for direction in directions(bidirectional) for part in PARTS]
-
-
-def _to_block(weights: Mapping[str, np.ndarray], layer: int, gates: str) -> tuple[np.ndarray, np.ndarray]:
-    kernel, recurrent_kernel, bias = to_keras(weights, layer)
-    w = np.concatenate([kernel, recurrent_kernel])  # the ops multiply [x, h]
-    return reorder_gates(w, CANONICAL_GATES["lstm"], gates), reorder_gates(bias, CANONICAL_GATES["lstm"], gates)
-
-
-def _from_block(w: np.ndarray, b: np.ndarray, layer: int, gates: str) -> Weights:
-    units = b.shape[0] // 4
-    if w.ndim != 2 or b.ndim != 1 or w.shape[1] != b.shape[0] or w.shape[0] <= units:
-        raise ValueError(
-            f"layer {layer}: w {list(w.shape)} and b {list(b.shape)} given, "
-            "expected [input + units, 4*units] and [4*units]"
-        )
-    w = reorder_gates(w, gates, CANONICAL_GATES["lstm"])
-    return from_keras([w[:-units], w[-units:], reorder_gates(b, gates, CANONICAL_GATES["lstm"])], layer)
 
 
 def _to_pseudo_layers(

@@ -24,7 +24,7 @@ TINY = [
     "--batch-size=4",
 ]
 TINY += ["--timed-batches=2", "--blocks=2", "--min-block-s=0", "--warmup-limit-s=0", "--warmup-batches=1"]
-TINY += ["--hosts=127.0.0.1,127.0.0.2", "--scaling=weak", "--gpus=2"]
+TINY += ["--hosts=127.0.0.1,127.0.0.2", "--scaling=weak", "--replicas=2"]
 HELD = {  # mistake: the checks that may find it
     "same_data": {"loss", "gradients", "update"},
     "gradient_left_out": {"gradients", "update"},

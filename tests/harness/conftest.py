@@ -25,12 +25,12 @@ class Stub:
         self.module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
 
-    def arguments(self, *options: str) -> list[str]:
-        return ["--device=cpu", f"--out={self.out}", *options]
+    def arguments(self, *options: str, device: str = "cpu") -> list[str]:
+        return [f"--device={device}", f"--out={self.out}", *options]
 
-    def main(self, *options: str) -> int:
+    def main(self, *options: str, device: str = "cpu") -> int:
         """The script's exit status; its parent runs in this process, its rows in their own as always."""
-        return benchmark.main(self.module.BENCHMARK, self.arguments(*options))
+        return benchmark.main(self.module.BENCHMARK, self.arguments(*options, device=device))
 
     def start(self, *options: str, **keywords) -> subprocess.Popen:
         command = [sys.executable, str(self.script), *self.arguments(*options)]

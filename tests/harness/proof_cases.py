@@ -45,11 +45,19 @@ def cut_to_10_bits(array: np.ndarray) -> np.ndarray:
     return bits.view(np.float32)
 
 
+def rounded_to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """float32 with bfloat16's mantissa, to the nearest."""
+    bits = (array.astype(np.float32).view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
 def product(precision: str) -> np.ndarray:
     """A matrix product, [4, 5, 11], as hardware of that precision computes and stores it."""
     x, w = operands()
     if precision == "tf32":
         return cut_to_10_bits(x) @ cut_to_10_bits(w)
+    if precision == "bf16":
+        return rounded_to_bfloat16(rounded_to_bfloat16(x) @ rounded_to_bfloat16(w))
     dtype = {"fp32": np.float32, "fp16": np.float16}[precision]
     return x.astype(dtype) @ w.astype(dtype)
 
@@ -281,6 +289,7 @@ MISTAKES = {
     ),
     "tf32 in fp32": ("outputs", ["outputs"], lambda r: r.shown.update(logits=product("tf32"))),
     "fp16 in fp32": ("outputs", ["outputs", "precision"], lambda r: r.shown.update(logits=product("fp16"))),
+    "bf16 in fp32": ("outputs", ["outputs", "precision"], lambda r: r.shown.update(logits=product("bf16"))),
     "another loss": ("outputs", ["loss"], lambda r: r.shown.update(loss=np.float32(2.5))),
     "a forward loss": ("losses", ["loss"], lambda r: r.forward.put(4, 2.5)),
     "a NaN forward loss": ("losses", ["loss"], lambda r: r.forward.put(5, math.nan)),
@@ -401,7 +410,11 @@ AS_FAR_AS_THE_CASE_EXPLAINS = {
 }
 HONEST = [lambda row: None, without_profile, forbids_nothing, reports_one_mean, has_dropout, is_timed_for_one_step]
 # precision that a row computes in, and that it is shown as: the proofs that fail; of all other pairs of unlike ones "precision"
-UNLIKE = {("tf32", "fp32"): ["outputs"], ("fp16", "fp32"): ["outputs", "precision"]}
+UNLIKE = {
+    ("tf32", "fp32"): ["outputs"],
+    ("fp16", "fp32"): ["outputs", "precision"],
+    ("bf16", "fp32"): ["outputs", "precision"],
+}
 # mistake: what its reason has to say besides the name of the proof
 SAYS = {
     "no kernel at all": "the profiler saw no kernel on the GPU",
@@ -409,6 +422,8 @@ SAYS = {
     "an op twice": "ran 2 times, expected 1 to 1",
     "fp16 in fp32": "holds all float16 numbers",
     "fp32 as fp16": "holds not all float16 numbers",
+    "bf16 as fp16": "holds all bfloat16 numbers, which is not fp16",
+    "fp16 as bf16": "holds all float16 numbers, which is not bf16",
     "a NaN forward loss": "NaN or infinite loss at step 6 of the forward passes",
 }
 # mistake: the errors that have no number

@@ -39,7 +39,7 @@ ROWS_TABLE = {
     for name in (
         "needs_gpu", "one_way", "first", "second", "third", "raises", "out_of_memory", "segfaults", "killed", "exits", "sleeps",
         "train_unproven", "nothing", "long_record", "flaky", "of_a_peer", "fills_disk", "long_result", "clock_set_back",
-        "two_sessions", "contradicts",
+        "two_sessions", "contradicts", "compiles",
     )
 }  # fmt: skip
 
@@ -67,6 +67,11 @@ def reference(c, data):
 
 def run_row(row, c, measurement):
     note(f"{row} {measurement.process}")
+    if row == "compiles":  # and leaves there what it has compiled
+        kept = measurement.compiled and Path(measurement.compiled)
+        note(f"found {sorted(os.listdir(kept)) if kept else 'no folder'}")
+        if kept:
+            (kept / str(measurement.process)).touch()
     if row == "raises" or (row == "flaky" and not (HERE / "repaired").exists()):
         raise ValueError("something\nis wrong")
     if row == "of_a_peer":
@@ -136,6 +141,6 @@ if __name__ == "__main__":
         tensorflow.TensorFlowRuntime = lambda *_: None
         measurement.matmul_flops = lambda *_: note("matmul") or 1e9
         measurement.Measurement = lambda job, data, _, framework, turns: SimpleNamespace(
-            process=job["process"], data=data, framework=framework
+            process=job["process"], data=data, framework=framework, compiled=job["compiled"]
         )
     sys.exit(benchmark.main(BENCHMARK))

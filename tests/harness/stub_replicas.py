@@ -15,7 +15,7 @@ CONFIG = "small"
 CONFIGS = {"small": dict(BATCH_SIZE=4)}
 PRESETS = {"quick": dict(PROCESSES=1), "full": dict(PROCESSES=1)}
 BATCH_SIZE = None  # sequences
-GPUS = "2"
+REPLICAS = "2"
 SCALING = "weak,strong"
 HOSTS = "127.0.0.1,127.0.0.2"
 ROWS = "fine"
@@ -69,7 +69,7 @@ def run_row(row, c, measurement):
     if row == "unproven":
         proof = {**PROOF, "ok": False, "failed": ["update"], "reason": "update: worker 1 of 2 (127.0.0.2): error 0.5"}
         return {"train": {"status": "failed", "reason": proof["reason"], "proof": proof}}
-    ms = 10.0 / (2 if c.GPUS == 2 and c.BATCH_SIZE == 4 else 1)
+    ms = 10.0 / (2 if c.REPLICAS == 2 and c.BATCH_SIZE == 4 else 1)
     return {"train": dict(blocks_ms=[ms, ms], items_per_batch=c.BATCH_SIZE, unit="sequences/s", proof=PROOF, losses=[0.5],
                           environment=environment, replicas={**about, "communication_ms": None})}  # fmt: skip
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import intervals, records, schema
+from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
+from harness.run import benchmark
 
 
 def named(page: Path) -> set[str]:
@@ -51,6 +52,30 @@ def test_rows_run_in_turn_and_data_reference_and_matmul_are_had_once(stub):
         assert record["blocks_ms"] == [[10.0, 10.5], [11.0, 11.5], [12.0, 12.5]], "one list per process"
         assert record["step_ms"] == intervals.step_of(record["blocks_ms"]) and record["step_ms"]["median"] == 11.25
         assert record["config"]["UNITS"] == 8 and record["config"]["CONFIG"] == "small"
+
+
+def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_finds_nothing(stub):
+    assert stub.main("--full", "--rows=compiles") == 0
+    found = [line for line in stub.starts() if line.startswith("found")]
+    assert found == ["found []", "found ['0']", "found ['0', '1']"]
+    assert not list(stub.out.glob(".compiled*"))
+    assert stub.main("--full", "--rows=compiles", "--at-once=3", "--out=" + str(stub.out.with_name("beside"))) == 0
+    beside = [line for line in stub.starts() if line.startswith("found")]
+    assert sorted(beside) == ["found []", "found no folder", "found no folder"], (
+        "none has ended before the others start"
+    )
+
+
+def test_rows_are_spread_over_the_gpus_and_each_stays_on_one(stub, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "H200"), machine.Gpu("GPU-b", "H200")])
+    text = stub.script.read_text().replace('"syncs": None', '"syncs": 1')
+    noted = "note(row + ' on ' + os.environ['CUDA_VISIBLE_DEVICES']); note(f\"{row} {m"
+    stub.script.write_text(text.replace('note(f"{row} {m', noted))
+    assert stub.main("--full", "--gpus=2", "--rows=first,second,third", device="gpu") == 0
+    found = {tuple(line.split(" on ")) for line in stub.starts() if " on " in line}
+    assert found == {("first", "GPU-a"), ("second", "GPU-b"), ("third", "GPU-a")}
+    assert "timed beside a row on another GPU" in (stub.out / "stub.md").read_text()
 
 
 def test_a_record_is_written_after_each_process(stub, monkeypatch):
@@ -184,6 +209,38 @@ def test_a_failing_reference_fails_the_rows_with_its_reason(stub):
     stub.script.write_text(text)
     assert stub.main("--rows=first") == 1
     assert stub.record("first")["reason"].startswith("the float64 reference: ValueError: no such layer; see logs/")
+    assert not any(line.startswith("first") for line in stub.starts()), "no process was started to find nothing"
+
+
+def test_a_reference_that_another_run_has_is_taken_from_there_unless_the_code_differs(stub):
+    assert stub.main("--rows=first") == 0
+    assert stub.main("--rows=first", f"--out={stub.folder / 'second'}") == 0
+    assert stub.starts().count("reference") == 1
+    (own,), (others,) = ((stub.folder / run).glob("references/*.npz") for run in ("out", "second"))
+    assert own.name == others.name and own.read_bytes() == others.read_bytes()
+    stub.script.write_text(stub.script.read_text() + "# changed\n")
+    benchmark._digest_of.cache_clear()
+    assert stub.main("--rows=first", f"--out={stub.folder / 'third'}") == 0
+    assert stub.starts().count("reference") == 1
+
+
+def test_rows_start_beside_the_reference_and_wait_for_it(stub):
+    text = stub.script.read_text()
+    text = text.replace('note("reference")', 'time.sleep(3)\n    note("reference")')
+    stub.script.write_text(
+        text.replace("job, data, _, framework, turns: S", "job, data, _, framework, turns: wait(job) or S")
+    )
+    wait = "\n\ndef wait(job):\n    from harness.measure.references import wait_for\n\n"
+    wait += "    note('waits')\n    wait_for(Path(job['reference']))\n"
+    stub.script.write_text(stub.script.read_text().replace("\n\nBENCHMARK =", f"{wait}\n\nBENCHMARK =", 1))
+    assert stub.main("--at-once=3") == 0
+    rows = [line for line in stub.starts() if line != "data"]
+    assert rows.index("waits") < rows.index("reference") < rows.index("first 0")
+    stub.script.write_text(stub.script.read_text().replace("time.sleep(3)", "time.sleep(3); 1 / 0"))
+    assert stub.main("--at-once=3", "--units=32") == 1
+    assert "waits" in stub.starts()
+    for row in ("first", "second"):
+        assert stub.record(row)["reason"].startswith("the float64 reference: ZeroDivisionError: division by zero")
 
 
 def test_a_mode_that_fails_later_loses_its_times_and_the_others_say_why_they_stopped(stub):
@@ -204,7 +261,7 @@ def test_a_mode_that_fails_later_loses_its_times_and_the_others_say_why_they_sto
     assert stub.record("first", "forward")["notes"] == [], "it has all of its processes"
 
 
-def test_a_process_that_crashes_behind_its_result_keeps_it_and_says_so(stub):
+def test_a_process_that_crashes_after_its_result_keeps_it_and_says_so(stub):
     text = stub.script.read_text()
     end = "    sys.exit(benchmark.main(BENCHMARK))"
     assert text.count(end) == 1

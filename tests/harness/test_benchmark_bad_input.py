@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from harness.record import records
+from harness.record import machine, records
 from harness.run.benchmark import main
 
 
@@ -23,19 +23,36 @@ def refusal(capfd, status: int) -> str:
     [
         ("--units=0", ["--units=0", "at least 1", "256"]),
         ("--units=many", ["--units=many", "an integer"]),
-        ("--precision=int8", ["--precision=int8", "fp32, tf32, fp16"]),
-        ("--precision=tf32", ["--precision=tf32", "fp32 or fp16"]),
+        ("--precision=int8", ["--precision=int8", "fp32, tf32, fp16, bf16"]),
+        ("--precision=tf32", ["--precision=tf32", "fp32, fp16 or bf16"]),
         ("--rows=frist", ["--rows=frist", "did you mean first?"]),
         ("--rows=,", ["--rows=,", "expected all or names"]),
         ("--config=huge", ["--config=huge", "small, large"]),
         ("--unit=3", ["--unit", "did you mean --units?"]),
         ("--device=tpu", ["--device=tpu", "gpu, cpu"]),
+        ("--gpus=2", ["--gpus=2", "on a CPU"]),
+        ("--gpus=0", ["--gpus=0", "at least 1"]),
         ("--data=no/such/folder", ["--data=no/such/folder", "no such folder", "embedded"]),
         ("rows", ["rows", "--name=value"]),
     ],
 )
 def test_wrong_options_are_refused_before_any_row_starts(stub, capfd, option, words):
     line = refusal(capfd, stub.main(option))
+    assert all(word in line for word in words), line
+    assert stub.starts() == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ([("a", "H200")], ["1 visible", "CUDA_VISIBLE_DEVICES"]),
+        ([("a", "H200"), ("b", "L4")], ["H200 and L4", "one kind"]),
+    ],
+)
+def test_gpus_that_are_not_there_or_of_two_kinds_are_refused(stub, capfd, monkeypatch, gpus, words):
+    monkeypatch.setattr(machine, "gpu_count", lambda: len(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(*gpu) for gpu in gpus])
+    line = refusal(capfd, stub.main("--gpus=2", device="gpu"))
     assert all(word in line for word in words), line
     assert stub.starts() == []
 

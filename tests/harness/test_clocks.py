@@ -105,7 +105,7 @@ def test_device_is_synchronised_around_a_block_and_never_inside(monkeypatch):
     assert len(found.ms) == 3
 
 
-def test_reading_a_loss_behind_the_clocks_stop_is_timed_and_no_part_of_the_block(monkeypatch):
+def test_reading_a_loss_after_the_clock_stopped_is_timed_and_no_part_of_the_block(monkeypatch):
     found, _ = timed(monkeypatch, 0.02)
     assert found.lag_s == pytest.approx([0.001] * 3) and found.ms == pytest.approx([20.0] * 3)
 

@@ -424,7 +424,7 @@ def test_a_row_that_was_ok_and_is_lost_fails_the_gate_by_name(compared, after, r
     assert compared(four(), [skipped, *four()[1:]], "--fail-if-slower=50%")[0] == 0
 
 
-def test_a_gate_behind_which_every_row_is_lost_does_not_pass(compared):
+def test_a_gate_for_which_every_row_is_lost_does_not_pass(compared):
     status, _, errors, _ = compared([make()], [make(**FAILED)], "--fail-if-slower=5%")
     assert status == 1 and "lost: " in errors
 

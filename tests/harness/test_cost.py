@@ -17,7 +17,7 @@ import pytest
 
 from harness.measure import clocks
 from harness.record import records
-from harness.run import jobs
+from harness.run import jobs, suite
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -113,7 +113,7 @@ def test_parent_takes_less_than_100_mb_to_the_end_of_its_run(stub):
     assert word == "peak" and heavy == [] and 10e6 < 1024 * int(peak) < 100e6
 
 
-SCRIPTS = sorted(jobs.SCRIPTS)
+SCRIPTS = jobs.scripts(suite.BENCHMARKS)
 # Prints what was imported at the end of a script or of a module.
 IMPORTED = """
 import runpy, sys

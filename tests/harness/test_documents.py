@@ -1,5 +1,6 @@
 """README.md and results/README.md: what stands between their markers is drawn from committed records, by one command."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -103,3 +104,49 @@ def test_markers_that_cannot_be_filled_are_one_line_and_change_nothing(tmp_path,
     assert documents.main([str(readme)]) == 2
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1 and readme.read_text() == before
+
+
+# What the documents name
+
+PAGES = [PROJECT / "README.md", *sorted(PROJECT.glob("docs/*.md")), *sorted(PROJECT.glob("models/*/*.md"))]
+CODE = {page: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
+
+
+def names_of(module: Path) -> set[str]:
+    """What can be imported from a module or package, read from its file, since its framework may not be here."""
+    path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    tree = ast.parse(path.read_text())
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found |= {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    lazy = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return found | ({file.stem for file in module.glob("*.py")} | lazy if module.is_dir() else set())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_what_a_document_links_to_and_imports_is_there(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    paths = re.findall(r"`((?:benchmarks|docs|harness|models|tests)/[\w./-]+)`", page.read_text())
+    assert [path for path in paths if not (PROJECT / path).exists()] == []
+    for code in (code for code in CODE[page] if "import " in code):
+        for node in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)):
+            module = node.module.replace("wavefront_lstm", "models.wavefront")
+            if module.startswith(("models", "harness")):
+                assert {alias.name for alias in node.names} <= names_of(PROJECT.joinpath(*module.split(".")))
+
+
+def test_the_entry_that_contributing_explains_is_the_registrys():
+    [entry] = [code for code in CODE[PROJECT / "docs" / "contributing.md"] if "_tensorflow(" in code]
+    wanted = ast.parse("{" + entry + "}", mode="eval").body
+    tables = [
+        node for node in ast.walk(ast.parse((PROJECT / "models" / "rows.py").read_text())) if isinstance(node, ast.Dict)
+    ]
+    entries = {
+        ast.dump(key) + ast.dump(value)
+        for table in tables
+        for key, value in zip(table.keys, table.values, strict=True)
+        if key
+    }
+    assert ast.dump(wanted.keys[0]) + ast.dump(wanted.values[0]) in entries

@@ -2,20 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from harness.frameworks import runtimes
-from harness.measure import clocks, dropout, measurement, references
+from harness.measure import dropout, references
 from harness.measure.proof import UPDATE_STEPS, Proof
 from models import rows
 from models.reference import expected
 from models.reference.dropout import OF_CLASSIFIER, OF_LANGUAGE_MODEL
 from models.reference.networks import SGD, Adam
 from models.weights import canonical
-from tests import cases, jax_cases, torch_cases
+from tests import cases
 
 VOCABULARY, UNITS, LAYERS, BATCH, TIME, KEEP_PROB, CLIP_NORM = 1200, 64, 2, 24, 24, 0.5, 1.0
 WEIGHTS = canonical.large_random(canonical.language_model_shapes(VOCABULARY, UNITS, UNITS, LAYERS), seed=1)
@@ -38,16 +36,8 @@ def process_of(monkeypatch, tensorflow_runtime):
     """Callable: (row, path of its reference) → the Measurement of a row's process."""
 
     def run(made, path, layers: int, steps: int, process: int = 0, precision: str = "fp32"):
-        make = {"torch": torch_cases.make_runtime, "jax": jax_cases.make_runtime, "tensorflow": cases.make_runtime}
-        monkeypatch.setattr(runtimes, "make", lambda *_: make[made.framework]("cpu", precision))
-        monkeypatch.setattr(clocks, "WINDOW_S", 1e-3)  # what the warm-up finds is not looked at
-        job = {
-            "device": "cpu", "precision": precision, "process": process, "matmul_flops": None, "reference": path,
-            "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 5, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
-        }  # fmt: skip
-        return measurement.Measurement(
-            job, SimpleNamespace(facts={}), made.expected_ops(layers, steps, "cpu"), made.framework
-        )
+        expected_ops, job = made.expected_ops(layers, steps, "cpu"), {"precision": precision, "process": process}
+        return cases.row_process(monkeypatch, made.framework, expected_ops, path, blocks_of=5, **job)
 
     return run
 

@@ -56,13 +56,13 @@ def told_once(capfd) -> str:
     ],
 )  # fmt: skip
 def test_every_frameworks_way_to_be_out_of_memory_says_what_to_do(kind, text):
-    seen = child._one_line(type(kind, (Exception,), {})(text))
+    seen = child.one_line(type(kind, (Exception,), {})(text))
     assert seen == f"out of memory: {text}; try a smaller --batch-size"
 
 
 def test_the_hosts_memory_error_is_one_of_them_and_another_error_is_not():
-    assert child._one_line(MemoryError("8 GiB")) == "out of memory: 8 GiB; try a smaller --batch-size"
-    assert child._one_line(ValueError("allocate a name")) == "ValueError: allocate a name"
+    assert child.one_line(MemoryError("8 GiB")) == "out of memory: 8 GiB; try a smaller --batch-size"
+    assert child.one_line(ValueError("allocate a name")) == "ValueError: allocate a name"
 
 
 # No space, no writing

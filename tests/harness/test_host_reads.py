@@ -165,7 +165,7 @@ def test_waiting_for_the_device_counts_whatever_it_calls_in_its_turn(monkeypatch
     assert reads == ["synchronize"]
 
 
-def test_everything_is_as_it_was_behind_the_step(framework):
+def test_everything_is_as_it_was_after_the_step(framework):
     runtime, _, _ = framework
     before = {way: getattr(runtime.tensor_type, way, None) for way in host_reads.WAYS}, np.asarray, np.array
     with host_reads.counted(runtime):

@@ -46,12 +46,12 @@ def in_a_process_of_its_own(code: str):
 
 def test_products_are_tf32_under_tf32_alone():
     found = {}
-    for precision in ("fp32", "tf32", "fp16"):
+    for precision in ("fp32", "tf32", "fp16", "bf16"):
         jax_cases.make_runtime("cpu", precision)
         traced = jax.jit(lambda a: a @ a).trace(jax.ShapeDtypeStruct((2, 2), "float32")).jaxpr
         [product] = [equation for equation in traced.eqns if equation.primitive.name == "dot_general"]
         found[precision] = product.params["precision"][0].name
-    assert found == {"fp32": "HIGHEST", "tf32": "HIGH", "fp16": "HIGHEST"}
+    assert found == {"fp32": "HIGHEST", "tf32": "HIGH", "fp16": "HIGHEST", "bf16": "HIGHEST"}
 
 
 def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow(runtime):
@@ -69,22 +69,10 @@ def test_a_rows_process_has_its_threads_and_keras_backend_and_no_tensorflow(runt
     assert environment["jax"] == jax.__version__ and environment["keras"] and environment["cudnn"] is None
 
 
-def test_a_gpu_that_jax_does_not_see_is_told():
-    if any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("JAX sees one here")
-    with pytest.raises(UserError, match=f"JAX {jax.__version__} does not"):
-        jax_cases.make_runtime("gpu", "fp32")
-
-
 def test_a_version_that_cannot_read_profiles_is_told(monkeypatch):
     monkeypatch.setattr(jax.profiler, "ProfileData", None)
     with mock.patch.dict(os.environ), pytest.raises(UserError, match="cannot read its own profiles"):
         JaxRuntime("cpu", "fp32", 1)
-
-
-def test_names_and_memory_of_a_cpu(runtime):
-    runtime.reset_memory_peak()
-    assert (runtime.name, runtime.device, runtime.device_name, runtime.memory_peak()) == ("jax", "cpu", "cpu", None)
 
 
 # -- synchronisation ---------------------------------------------------------------------------------------------------
@@ -117,11 +105,6 @@ def test_programs_on_a_cpu_have_ended_when_their_call_returns(runtime):
     start = time.perf_counter()
     results = [jitted(x) for _ in range(3)]
     assert time.perf_counter() - start > 0.6 and all(result.is_ready() for result in results)
-
-
-def test_losses_come_to_the_host_as_one_array(runtime):
-    losses = runtime.to_numpy([jax.numpy.float32(k) for k in range(3)])
-    assert losses.dtype == np.float32 and losses.tolist() == [0, 1, 2]
 
 
 # -- what ran ----------------------------------------------------------------------------------------------------------
@@ -167,8 +150,6 @@ def test_profile_is_of_what_ran_and_not_of_another_program_of_that_name(runtime)
         jitted(X, KERNEL)
     assert runtime.profile(lambda: first(X, KERNEL))["ops"]["loop:dot"] == 1
     assert "while" not in runtime.profile(lambda: second(X, KERNEL))["ops"]
-    nothing = {"ops": {}, "kernels": {}, "to_host_bytes": 0, "launches": 0, "syncs": None}
-    assert runtime.profile(lambda: None) == nothing
 
 
 def test_calls_of_programs_count_and_so_does_an_op_outside_of_them(runtime):

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.frameworks import runtimes
-from harness.measure import clocks, measurement, references
+from harness.measure import clocks, references
 from harness.measure.proof import TO_HOST_LIMIT, Proof
+from harness.record import schema
 from models import rows
 from models.reference import expected
 from tests import cases, jax_cases, torch_cases
@@ -95,14 +95,8 @@ def parts_of(reference_path, monkeypatch, tensorflow_runtime):
     """Callable: (trial of tests.cases' size, framework, expected_ops) → the parts of its modes, from a row's way."""
 
     def run(trial, framework: str, expected_ops: dict, modes=("forward", "train")) -> dict[str, dict]:
-        made = {"torch": torch_cases.make_runtime, "jax": jax_cases.make_runtime, "tensorflow": cases.make_runtime}
-        monkeypatch.setattr(runtimes, "make", lambda *_: made[framework]("cpu", "fp32"))
+        row_process = cases.row_process(monkeypatch, framework, expected_ops, reference_path, blocks_of=7)
         monkeypatch.setattr(clocks, "WINDOW_S", 1e-4)  # of steps that seem to take no time, many fill a window
-        job = {
-            "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": reference_path,
-            "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 7, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
-        }  # fmt: skip
-        row_process = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, framework)
         return row_process.steps(trial, dict.fromkeys(modes, 1), cases.BATCH, "sequences/s")
 
     return run
@@ -143,8 +137,13 @@ def expected_ops_of(made) -> dict:
 @pytest.mark.parametrize("framework", TRIALS)
 def test_row_as_it_is_reads_nothing_and_leaves_nothing_running(parts_of, framework):
     trial, made = TRIALS[framework]()
-    for part in parts_of(trial, framework, expected_ops_of(made), ("forward", "train", "stack")).values():
+    for mode, part in parts_of(trial, framework, expected_ops_of(made), ("forward", "train", "stack")).items():
         assert failed(part) == set()
+        new = schema.new_record(
+            benchmark="ptb", row="its_row", mode=mode, device="cpu", precision="fp32", config={"CONFIG": "small"}
+        )
+        record = schema.validate(schema.merge_process(new, part), "a record")
+        assert set(TRIALS) & record["environment"].keys() == {framework} and len(record["losses"]) == 7
 
 
 def test_scripted_lstm_that_never_updates_its_state_is_failed(parts_of, monkeypatch):

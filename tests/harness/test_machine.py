@@ -1,5 +1,6 @@
 """What machine this is: with a stand-in NVML, and without any."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -42,6 +43,9 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, gpu):
         return self.text("NVIDIA H200")
+
+    def nvmlDeviceGetUUID(self, gpu):
+        return self.text("GPU-1234")
 
     def nvmlSystemGetDriverVersion(self):
         return self.text("580.159.03")
@@ -94,16 +98,11 @@ def no_nvml(request, monkeypatch):
 
 
 @pytest.mark.parametrize("status, link", [(0, "NVLink"), (1, "PCIe"), (None, "PCIe")])
-def test_visible_gpus_their_kinds_and_how_they_are_linked(nvml, monkeypatch, status, link):
+def test_how_gpus_are_linked(nvml, monkeypatch, status, link):
     nvml.gpus, nvml.NVML_P2P_CAPS_INDEX_NVLINK, nvml.NVML_P2P_STATUS_OK = 3, 2, 0
     nvml.nvmlDeviceGetP2PStatus = lambda a, b, what: status if a != b and what == 2 else pytest.fail("asked for itself")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert machine.visible_gpus() == ["0", "1", "2"]
-    assert machine.gpus() == [{"name": "NVIDIA H200", "bytes": 139 << 30}] * 3 and machine.gpu_link() == link
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    assert machine.visible_gpus() == ["2", "0"] and machine.gpu_link(["2"]) is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.visible_gpus() == machine.gpus() == [] and machine.gpu_link() is None
+    assert machine.gpu_link(["0", "1", "2"]) == link and machine.gpu_link(["2"]) is None
 
 
 # -- without a GPU -----------------------------------------------------------------------------------------------------
@@ -213,6 +212,7 @@ def test_gpu_that_refuses_whatever_is_asked_of_it_stops_nobody(nvml, fresh_facts
         "nvmlDeviceGetMemoryInfo",
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetName",
+        "nvmlDeviceGetUUID",
         "nvmlSystemGetDriverVersion",
     )
     for query in (*QUERIES, *others):
@@ -259,8 +259,8 @@ def test_throttle_reasons_are_named_where_a_clock_was_held_down(nvml, reasons, n
 def test_gpu_and_driver_are_named_in_the_facts_of_a_gpu_row_alone(nvml, fresh_facts, text):
     nvml.text = text
     on_gpu, on_cpu = machine.facts("gpu"), machine.facts("cpu")
-    assert (on_gpu["gpu"], on_gpu["driver"]) == ("NVIDIA H200", "580.159.03")
-    assert (on_cpu["gpu"], on_cpu["driver"]) == (None, None)
+    assert (on_gpu["gpu"], on_gpu["gpu_uuid"], on_gpu["driver"]) == ("NVIDIA H200", "GPU-1234", "580.159.03")
+    assert (on_cpu["gpu"], on_cpu["gpu_uuid"], on_cpu["driver"]) == (None, None, None)
 
 
 def test_memory_is_this_process_own_or_all_where_nvml_cannot_tell(nvml):
@@ -417,3 +417,23 @@ def test_cpu_share_sees_a_busy_process_that_is_not_ours():
     finally:
         endless.kill()
         endless.communicate()
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, "ABC"), ("2,0", "CA"), ("GPU-B", "B"), ("", ""), ("-1", ""), ("1,-1,2", "B"), ("GPU-B, 7,0", "BA")],
+)
+def test_gpus_are_those_that_cuda_shows_in_its_order(monkeypatch, visible, expected):
+    known = ["GPU-A", "GPU-B", "GPU-C"]
+    nvml = SimpleNamespace(
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda k: known[k],
+        nvmlDeviceGetHandleByUUID=lambda uuid: known[known.index(uuid)],
+        nvmlDeviceGetUUID=lambda gpu: gpu[:5],
+        nvmlDeviceGetName=lambda gpu: f"NVIDIA {gpu[4]}".encode(),
+    )
+    monkeypatch.setattr(machine, "_nvml", lambda: contextlib.nullcontext(nvml))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpus() == [(f"GPU-{letter}", f"NVIDIA {letter}") for letter in expected]

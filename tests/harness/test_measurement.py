@@ -36,7 +36,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(measurement, "load_reference", lambda path: {"forward_losses": [1.0]})
     monkeypatch.setattr(machine, "gpu_state", lambda: happened.append("state") or {"sm_mhz": 1980, "gpu_processes": 1})
     monkeypatch.setattr(machine, "gpu_memory_used", lambda: 9)
-    job = dict(device="gpu", precision="tf32", process=1, matmul_flops=None, reference="", protocol=PROTOCOL)
+    job = dict(device="gpu", precision="tf32", process=1, matmul_flops=None, reference=__file__, protocol=PROTOCOL)
     expected_ops = dict(ops={}, kernels="")
     row = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops)
     trial = SimpleNamespace(
@@ -58,7 +58,7 @@ def test_warm_up_of_a_process_comes_into_its_record(measured):
     assert schema.validate(record, "x.json")["warmup"] == [warmup]
 
 
-def test_gpu_is_looked_at_right_behind_the_timed_blocks(measured):
+def test_gpu_is_looked_at_right_after_the_timed_blocks(measured):
     (part, _), happened = measured
     assert part["clocks"] == [{"process": 1, "when": "timed", "sm_mhz": 1980, "gpu_processes": 1}]
     assert happened[0] == happened[-1] == "state"
@@ -90,6 +90,9 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     row = object.__new__(measurement.Measurement)
     row.runtime, row.process, row.device, row._holds_more = SimpleNamespace(sync=lambda: None), 1, "cpu", False
     row._turns, row._phases = Entered(happened), Anything()
+    row._reference_path = None
+    monkeypatch.setattr(measurement, "wait_for", lambda _: happened.append("reference"))
+    monkeypatch.setattr(measurement, "load_reference", lambda _: {})
     now = [0.0]
     monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
@@ -121,7 +124,7 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
         trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
     called = ["device alone", "call train", "memory", "call forward", "memory", "end: device alone"]
-    proven = [*called, "device", "prove train", "prove forward", "end: device"]
+    proven = [*called, "reference", "device", "prove train", "prove forward", "end: device"]
     timed = ["its turn", "time forward", "time train", "end: its turn"]
     assert happened == ["trace train", "trace forward"] * traces + proven + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]

@@ -287,7 +287,7 @@ def test_step_may_copy_its_metrics_and_no_input(parts, copied, failed):
 
 @pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize(("mode", "passes"), [("forward", 1), ("train", 2), ("stack", 2)])
-def test_step_may_copy_the_lengths_that_its_evidence_names_once_per_pass(parts, mode, passes, more):
+def test_step_may_copy_the_lengths_that_its_expected_ops_name_once_per_pass(parts, mode, passes, more):
     allowed = TO_HOST_LIMIT + 3 * passes * 4 * BATCH_SIZE
     part = parts(
         measurement,

@@ -7,17 +7,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from harness.frameworks import runtimes
-from harness.measure import clocks, measurement, references
+from harness.measure import clocks, references
 from models import rows
 from models.reference import expected
 from models.reference.networks import SGD, Adam
-from tests import cases, jax_cases, torch_cases
+from tests import cases
 from tests.harness.test_planted_mistakes import (
     BATCH_SIZE,
     BATCHES,
@@ -30,7 +28,7 @@ from tests.harness.test_planted_mistakes import (
 )
 
 START = (WEIGHTS, STATES, BATCHES)
-FRAMEWORKS = {"tensorflow": ("while_loop", cases), "torch": ("torch_lstm", torch_cases), "jax": ("jax_scan", jax_cases)}
+FRAMEWORKS = {"tensorflow": "while_loop", "torch": "torch_lstm", "jax": "jax_scan"}
 BLOCK = 17  # batches, of 8
 CLIP_NORM = 1.0  # below the norm of the first gradients
 HIGHER = 5.0  # above it
@@ -39,9 +37,8 @@ PTB = dict(reduction="sum_over_time", clip_norm=CLIP_NORM, carry_states=True)
 
 
 def build(framework: str, optimizer=("Adam", LEARNING_RATE), precision="fp32", **options):
-    row = FRAMEWORKS[framework][0]
     options |= {"precision": precision, "device": "cpu", "loss_scale": LOSS_SCALE}
-    return rows.LANGUAGE_MODEL[row].build(*START, optimizer, **options)
+    return rows.LANGUAGE_MODEL[FRAMEWORKS[framework]].build(*START, optimizer, **options)
 
 
 def saved(path, reference) -> str:
@@ -78,16 +75,10 @@ def part_of(paths, monkeypatch, tensorflow_runtime):
     """Callable: the part of one mode of a trial, from a row's way."""
 
     def run(trial, framework: str, mode: str = "train", workload: str = "stacked_lm", precision: str = "fp32") -> dict:
-        row, module = FRAMEWORKS[framework]
-        monkeypatch.setattr(runtimes, "make", lambda *_: module.make_runtime("cpu", precision))
         monkeypatch.setattr(clocks, "SLOW", {})  # a block of all batches, on a busy machine too
-        monkeypatch.setattr(clocks, "WINDOW_S", 1e-3)  # what the warm-up finds is not looked at
-        job = {
-            "device": "cpu", "precision": precision, "process": 0, "matmul_flops": None, "reference": paths[workload],
-            "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": BLOCK, "BLOCKS": 2, "MIN_BLOCK_S": 0.0},
-        }  # fmt: skip
-        expected_ops = rows.LANGUAGE_MODEL[row].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
-        made = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops, framework)
+        expected_ops = rows.LANGUAGE_MODEL[FRAMEWORKS[framework]].expected_ops(NUM_LAYERS, TIME_STEPS, "cpu")
+        job = {"blocks_of": BLOCK, "precision": precision}
+        made = cases.row_process(monkeypatch, framework, expected_ops, paths[workload], **job)
         return made.steps(trial, {mode: 1}, BATCH_SIZE, "sequences/s")[mode]
 
     return run

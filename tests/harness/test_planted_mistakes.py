@@ -25,7 +25,7 @@ WEIGHTS = canonical.large_random(SHAPES, seed=1)
 STATES = canonical.random_states(NUM_LAYERS, BATCH_SIZE, UNITS, seed=1)
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, size=(8, 2, BATCH_SIZE, TIME_STEPS))
 BATCHES = [tuple(pair) for pair in TOKENS]
-DTYPES = {"fp32": "float32", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 ON_CPU = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 MODES = {"forward": 1, "train": 3, "stack": 2}  # floating-point operations per batch: any
 
@@ -75,12 +75,21 @@ def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer
 # -- the rows as they are ----------------------------------------------------------------------------------------------
 
 
-SLOW = {("wavefront", "fp16")}  # of each mode XLA compiles a program
+SLOW = {
+    ("wavefront", "fp16"),
+    ("wavefront", "bf16"),
+    ("eager", "bf16"),
+    ("while_loop", "bf16"),
+}  # of each mode XLA compiles a program
 
 
 @pytest.mark.parametrize(
     ("row", "precision"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case in SLOW)) for case in itertools.product(ON_CPU, DTYPES)],
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case in SLOW))
+        for case in itertools.product(ON_CPU, DTYPES)
+        if case[1] in rows.TENSORFLOW[case[0]].precisions
+    ],
 )
 def test_unmodified_row_is_proven_and_timed(measure, row, precision):
     parts = measure(language_model(row, precision=precision), row, precision)
@@ -361,13 +370,16 @@ def test_tf32_labelled_fp32_fails_its_outputs(measure, tf32_products):
 
 
 @pytest.mark.parametrize("row", ["keras", "block_fused"])
-@pytest.mark.parametrize("label", ["tf32", "fp16"])
+@pytest.mark.parametrize("label", ["tf32", "fp16", "bf16"])
 def test_fp32_labelled_otherwise_fails_its_precision(measure, row, label):
     for part in measure(language_model(row), row, label).values():
         assert part["status"] == "failed" and part["proof"]["failed"] == ["precision"]
 
 
-@pytest.mark.parametrize("label", ["fp32", "tf32"])
-def test_fp16_labelled_otherwise_fails_its_precision(measure, label):
-    for part in measure(language_model("keras", precision="fp16"), "keras", label).values():
+@pytest.mark.parametrize(
+    ("computed", "label"),
+    [("fp16", "fp32"), ("fp16", "tf32"), ("fp16", "bf16"), ("bf16", "fp32"), ("bf16", "tf32"), ("bf16", "fp16")],
+)
+def test_16_bits_labelled_otherwise_fail_their_precision(measure, computed, label):
+    for part in measure(language_model("keras", precision=computed), "keras", label).values():
         assert part["status"] == "failed" and "precision" in part["proof"]["failed"]

@@ -123,12 +123,12 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
     "3: too\nmany",
 ])  # fmt: skip
 def test_error_is_told_by_its_own_text_whoever_has_wrapped_it(text):
-    assert child._one_line(ValueError(text)) == "ValueError: 3: too many"
+    assert child.one_line(ValueError(text)) == "ValueError: 3: too many"
 
 
 def test_error_without_a_text_is_told_by_its_kind():
-    assert child._one_line(ValueError("in user code:\n\n    File 'a.py'\n\n    ValueError:\n")) == "ValueError"
-    assert child._one_line(ValueError()) == "ValueError"
+    assert child.one_line(ValueError("in user code:\n\n    File 'a.py'\n\n    ValueError:\n")) == "ValueError"
+    assert child.one_line(ValueError()) == "ValueError"
 
 
 def test_result_that_cannot_be_written_whole_is_never_read(run):
@@ -225,7 +225,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_left_behind(run, monkeypat
         ("sys.exit(0)", ""),
     ],
 )
-def test_a_crash_behind_the_result_keeps_it_with_a_note(run, ends, note):
+def test_a_crash_after_the_result_keeps_it_with_a_note(run, ends, note):
     outcome = run(f"processes.write_result(job, {{'a': 1}}); {ends}")
     assert (outcome.result, outcome.reason, outcome.note) == ({"a": 1}, "", note)
 
@@ -346,8 +346,9 @@ def together(stub, tmp_path):
                 return None
             name, job = left.pop(0)
             child = dict(
-                script=script, job={"name": name, **job}, limit_s=limit_s, log=tmp_path / "logs" / f"{name}.log"
-            )
+                script=script, job={"name": name, **job}, limit_s=limit_s, log=tmp_path / "logs" / f"{name}.log",
+                gpu=job.get("gpu"),
+            )  # fmt: skip
             return processes.Work(child, lambda outcome: outcomes.update({name: outcome}))
 
         processes.run_together(next_work, at_once)
@@ -383,6 +384,19 @@ def test_others_start_when_there_is_room_and_nobody_times(together):
     for _, what in happened:
         running += {"works": 1, "goes on": -1}.get(what, 0)
         most = max(most, running)
+    assert most == 2
+
+
+def test_on_two_gpus_one_on_each_times_and_none_works_beside_them(together):
+    jobs = {name: {"gpu": f"GPU-{k % 2}", "uses_s": 0.5, "times_s": 2.0} for k, name in enumerate("abcdef")}
+    outcomes, happened = together(jobs, at_once=4)
+    assert all(outcome.result for outcome in outcomes.values())
+    timing, most = set(), 0
+    for name, what in happened:
+        assert not timing or what in ("times", "timed"), f"{name} {what} beside {timing}"
+        timing ^= {name} if what in ("times", "timed") else set()
+        assert len({jobs[one]["gpu"] for one in timing}) == len(timing), timing
+        most = max(most, len(timing))
     assert most == 2
 
 

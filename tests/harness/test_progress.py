@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import machine
-from harness.run import benchmark, estimate, jobs, progress
+from harness.run import benchmark, estimate, jobs, progress, suite
 from tests.harness.test_suite import run, started, write_scripts
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def test_one_bar_spans_the_whole_run_on_a_terminal_and_what_scripts_print_stays_
     assert {total for _, total in counts} == {28} and [done for done, _ in counts] == sorted(done for done, _ in counts)
     assert counts[0][0] == 0 and counts[-1][0] == 28
     assert "the_row, about" in text
-    for name in jobs.SCRIPTS:
+    for name in jobs.scripts(suite.BENCHMARKS):
         assert re.search(rf"(^|[\r\n\x1b]|\x1b\[A)\s*printed by {name}\r?\n", text), name
 
 
@@ -172,7 +172,7 @@ def test_processes_within_a_budget_are_counted_as_the_rounds_do():
 
 
 @pytest.mark.parametrize("option", ["--time-steps=99999999", "--batch-size=100000", "--units=10000000"])
-@pytest.mark.parametrize("name", jobs.SCRIPTS)
+@pytest.mark.parametrize("name", jobs.scripts(suite.BENCHMARKS))
 def test_size_that_cannot_run_is_one_line_and_nothing_is_written(name, option, tmp_path, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     if not hasattr(module, option[2:].split("=")[0].upper().replace("-", "_")) or (
@@ -197,7 +197,7 @@ def test_memory_of_the_gpu_counts_where_a_gpu_is_asked_for(stub, monkeypatch, ca
 
 def test_presets_of_every_script_fit_into_a_small_machine(monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * 1024**3)
-    for name in jobs.SCRIPTS:
+    for name in jobs.scripts(suite.BENCHMARKS):
         module = importlib.import_module(f"benchmarks.{name}")
         parent = getattr(module, "sweep", None)
         kind = parent.Sweep if parent else benchmark.Parent

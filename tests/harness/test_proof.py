@@ -215,7 +215,7 @@ def test_record_names_the_longest_kernels_and_those_that_are_promised():
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 @pytest.mark.parametrize("what", ["losses", "gradients", "updates"])
-def test_what_coarse_rounding_does_to_a_classifier_widens_the_limits_of_tf32_and_fp16_alone(precision, what):
+def test_what_coarse_rounding_does_to_a_classifier_widens_the_limits_of_coarse_precisions_alone(precision, what):
     failed = {"losses": "loss", "gradients": "gradients", "updates": "update"}[what]
     limit = 1.5 * getattr(LIMITS[precision], failed) if precision != "fp16" else {"loss": 0.01}.get(failed, 0.4)
     moved = np.full(CURVE_STEPS, limit / 2) if what == "losses" else dict.fromkeys(SHAPES, limit / 2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from harness.errors import UserError
-from harness.record import machine
+from harness.record import machine, settings
 from harness.run import jobs, options, suite
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -157,7 +158,7 @@ def test_order_of_only_is_the_suites(scripts):
         (["--unitz=3"], ["--unitz", "--units"]),
         (["--units=0"], ["--units=0", "at least 1"]),
         (["--units"], ["--units", "missing"]),
-        (["--precision=int8"], ["int8", "fp32, tf32, fp16"]),
+        (["--precision=int8"], ["int8", "fp32, tf32, fp16, bf16"]),
         (["--config=huge"], ["huge", "small", "large", "only"]),
         (["--config=small", "--only=mnist"], ["--config=small", "ptb"]),
         (["--noise=1", "--only=mnist,ptb"], ["--noise", "synthetic"]),
@@ -271,9 +272,31 @@ def test_default_folder_is_new_and_resume_takes_the_latest(tmp_path, monkeypatch
     assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102-2"
 
 
-def test_missing_script_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"mnist\.py is missing"):
+def test_folder_without_scripts_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no script, expected the benchmarks"):
         jobs.read_headers(tmp_path)
+
+
+def test_script_that_is_put_into_the_folder_runs_with_the_others(scripts):
+    (scripts / "translation.py").write_text((scripts / "stacked_lm.py").read_text())
+    assert planned(scripts)[-1] == "translation" and planned(scripts, "--only=translation") == ["translation"]
+
+
+def test_constant_written_into_a_header_is_by_that_alone_an_option_with_help_and_changes_the_reference(tmp_path):
+    text = (suite.BENCHMARKS / "ptb.py").read_text()
+    last = "ROW_BUDGET_S ="
+    assert last in text
+    (tmp_path / "ptb.py").write_text(text.replace(last, f"HIGHWAY_GATES = 2  # gates beside each layer\n{last}", 1))
+    header = jobs.read_headers(tmp_path)["ptb"]
+    found = options.parse(header, ["--highway-gates=3"])
+    constants = options.resolve(header, found, "full")
+    assert constants["HIGHWAY_GATES"] == 3 and "overriding HIGHWAY_GATES = 3 (was 2)" in options.echo(
+        constants, header, "full"
+    )
+    assert re.search(r"--highway-gates=N +2 +gates beside each layer", options.help_text(header, ""))
+    assert settings.of(constants, settings.Changes.REFERENCE)["HIGHWAY_GATES"] == 3
+    with pytest.raises(UserError, match="--highway-gates=two: expected an integer, such as 2"):
+        options.parse(header, ["--highway-gates=two"])
 
 
 @pytest.mark.parametrize("option", ["--help", "--list"])

@@ -47,6 +47,20 @@ def test_ops_come_with_how_often_and_equal_kernels_once():
     assert what_ran.in_words({}) == what_ran.in_words(None) == ""
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (r"kernel: op loop:(dot|custom-call:__(cublas|onednn)\S*) ran 0 times, expected 2 to 4",
+         "kernel: matrix product in a loop ran 0 times, expected 2 to 4"),
+        ("kernel: no kernel on the GPU matches RNN_(block)?[Pp]ersist|elemWiseRNNcell; loss: NaN",
+         "kernel: no kernel on the GPU is cuDNN's LSTM gates; loss: NaN"),
+        ("out of memory", "out of memory"),
+    ],
+)  # fmt: skip
+def test_why_a_row_failed_is_told_without_expressions(reason, words):
+    assert what_ran.reason_in_words(reason) == words
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_of_every_committed_record_it_is_words(run):
     kernels = [(record["proof"] or {}).get("kernel") or {} for record in records.read_run(run)[0]]

@@ -334,7 +334,7 @@ def test_probe_fits_any_batch_size_and_number_of_classes(made, batch_size, class
     shapes = canonical.classifier_shapes(FEATURES, UNITS, 1, (), classes)
     count = steps * batch_size
     x, y = RANDOM.random((count, TIME, FEATURES), np.float32), RANDOM.integers(0, classes, count)
-    for precision in ("fp32", "fp16"):
+    for precision in ("fp32", "fp16", *["bf16"] * fits.tells_steps("bf16", batch_size)):
         trial = rows.FIT["torch_lstm"].build(
             canonical.large_random(shapes, 1), x, y, batch_size, ("Adam", RATE, 0.0), precision=precision, device="cpu",
             loss_scale=1024.0,
@@ -388,7 +388,7 @@ def language_reference() -> dict:
 
 
 def trained(made, name: str, plant=None, train=PTB.train, **of_config) -> dict:
-    """The part of PTB's whole training; of_config: what `train` is told instead."""
+    """The part of PTB's whole training; of_config: what `train` is given instead."""
     trial = made.language(name)
     row_process = made.measured(rows.LANGUAGE_MODEL[name], language_reference(), "language")
     config = SimpleNamespace(**vars(C) | of_config)

@@ -72,7 +72,7 @@ def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch, r
 
 
 def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsys):
-    assert stub.main("--gpus=1,2") == 0, capsys.readouterr().err
+    assert stub.main("--replicas=1,2") == 0, capsys.readouterr().err
     page = (stub.out / "stub.md").read_text()
     weak, strong = page.split("## Strong scaling")
     assert "## Weak scaling: small, CPU, fp32" in weak
@@ -90,10 +90,14 @@ def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsy
 @pytest.mark.parametrize(
     "options, gpus, said",
     [
-        (["--device=gpu", "--gpus=2"], ["A"], "--gpus=2: this host shows 1 GPUs; give --gpus=1, or --device=cpu"),
-        (["--device=gpu", "--gpus=2"], ["A", "B"], "--gpus=2: GPUs of 2 kinds: A, B; name GPUs of one kind in"),
-        (["--gpus=3"], [], "--batch-size=4: expected a multiple of 3 for --gpus=3 and --scaling=strong"),
-        (["--gpus=none"], [], "--gpus=none: expected numbers of GPUs from 1 to 64, such as 1,2"),
+        (
+            ["--device=gpu", "--replicas=2"],
+            ["A"],
+            "--replicas=2: this host shows 1 GPUs; give --replicas=1, or --device=cpu",
+        ),
+        (["--device=gpu", "--replicas=2"], ["A", "B"], "--replicas=2: GPUs of 2 kinds: A, B; name GPUs of one kind in"),
+        (["--replicas=3"], [], "--batch-size=4: expected a multiple of 3 for --replicas=3 and --scaling=strong"),
+        (["--replicas=none"], [], "--replicas=none: expected numbers of GPUs from 1 to 64, such as 1,2"),
         (["--scaling=all"], [], "--scaling=all: expected weak or strong, or both: weak,strong"),
         (
             ["--hosts=127.0.0.1,no.such.host.invalid"],
@@ -104,8 +108,7 @@ def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsy
 )
 def test_what_cannot_be_is_one_line_and_writes_nothing(stub, monkeypatch, capsys, options, gpus, said):
     monkeypatch.setattr(machine, "gpu_count", lambda: len(gpus))
-    monkeypatch.setattr(machine, "visible_gpus", lambda: [str(k) for k in range(len(gpus))])
-    monkeypatch.setattr(machine, "gpus", lambda: [{"name": name, "bytes": None} for name in gpus])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(str(k), name) for k, name in enumerate(gpus)])
     assert stub.main(*options) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}") and error.count("\n") == 1 and not stub.out.exists()

@@ -67,7 +67,7 @@ KERNELS = {
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16")])
+@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16"), ("keras", "bf16")])
 def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runtime):
     trial = cases.classifier(row, precision)
     proof = cases.prove_fit(trial, precision, KERNELS[row], tensorflow_runtime)
@@ -230,7 +230,7 @@ def test_weights_come_back_bit_by_bit(bidirectional):
     assert model.count_params() - sum(array.size for array in given.values()) == 3  # the rates
 
 
-def test_dropout_stands_behind_the_layers_it_was_asked_for():
+def test_dropout_stands_after_the_layers_it_was_asked_for():
     kinds = [type(layer).__name__ for layer in model_of(lstm_dropout=(0.2, 0.0), dense_dropout=0.1).layers]
     assert kinds == ["LSTM", "Dropout", "LSTM", "Dense", "Dropout", "Dense"]
 
@@ -347,7 +347,7 @@ def test_stack_in_one_call_follows_the_reference(bidirectional):
         assert error(trial.weights()[name] - start[name], change) < 1e-3, name
 
 
-def test_dropout_of_a_stack_stands_between_its_layers_and_behind_it():
+def test_dropout_of_a_stack_stands_between_its_layers_and_after_it():
     model = model_of(use_cudnn="stack", lstm_dropout=(0.2, 0.1))
     assert [type(layer).__name__ for layer in model.layers] == ["CudnnLSTMLayer", "Dropout", "Dense", "Dense"]
     assert (model.layers[0].dropout, model.layers[1].initial_rate) == (0.2, 0.1)

@@ -45,7 +45,7 @@ def any_trial_of(request):
     return (WAYS | CAPTURED)[request.param]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_restore_is_exact_and_load_makes_other_weights_the_start(any_trial_of, precision):
     trial = any_trial_of(precision=precision, rates=RATES, loss_scale=64.0)
     assert_same(trial.weights(), WEIGHTS)
@@ -61,7 +61,7 @@ def test_restore_is_exact_and_load_makes_other_weights_the_start(any_trial_of, p
     trial.restore()
     assert_same(trial.weights(), others)
     reference = logits_of(others, INPUTS[:BATCH], LABELS[:BATCH])
-    assert error(trial.outputs()["logits"], reference) < (1e-5 if precision == "fp32" else 1e-2)
+    assert error(trial.outputs()["logits"], reference) < ({"fp32": 1e-5, "bf16": 5e-2}.get(precision, 1e-2))
 
 
 def test_rate_that_does_not_fall_is_another_update(trial_of):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from models.cudnn.convert import LAYERS, from_keras_layers, from_torch, to_cells, to_keras_layers, to_torch
-from models.cudnn.layers import CudnnGRULayer, CudnnLSTMLayer
+from models.cudnn.layers import CudnnLSTMLayer
 from models.weights import layouts
 from tests.comparing import error
 from tests.cudnn_layer_cases import (
@@ -193,12 +193,3 @@ def test_cells_run_a_stack_step_by_step(mode):
 def test_a_bidirectional_stack_has_no_cells():
     with pytest.raises(ValueError, match="bidirectional, expected one direction"):
         to_cells(layer("lstm", direction="bidirectional"))
-
-
-def test_layers_of_a_trained_model_are_exchanged_for_one():
-    model = keras.Sequential([keras.Input((None, FEATURES)), *keras_layers(layer("gru", 2).spec, dtype="float32")])
-    stack = from_keras_layers(model.layers)
-    assert isinstance(stack, CudnnGRULayer)
-    exchanged = keras.Sequential([keras.Input((None, FEATURES)), stack])
-    x = INPUTS.astype("float32")
-    assert error(exchanged(x), model(x)) < 1e-6

@@ -16,7 +16,6 @@ from tests.cudnn_layer_cases import (
     FEATURES,
     INPUTS,
     LENGTHS,
-    MASK,
     MODES,
     TIME,
     UNITS,
@@ -77,19 +76,6 @@ def test_mixed_float16_trains_a_float32_weight():
     assert losses[2] < losses[0]
     assert all((array != start[name]).any() for name, array in made.get_canonical().items())
     assert made.params.dtype == "float32" and not recurrent_biases(made).any()
-
-
-def test_time_major_is_the_same_the_other_way_round():
-    batch_major, time_major = (
-        layer("gru", 2, "bidirectional", time_major=flag, return_sequences=True, return_state=True)
-        for flag in (False, True)
-    )
-    expected, expected_h = batch_major(INPUTS, mask=MASK)
-    outputs, h = time_major(np.swapaxes(INPUTS, 0, 1), mask=MASK.T)
-    np.testing.assert_array_equal(np.swapaxes(outputs, 0, 1), expected)
-    np.testing.assert_array_equal(h, expected_h)
-    time_major.return_sequences = batch_major.return_sequences = False
-    np.testing.assert_array_equal(time_major(np.swapaxes(INPUTS, 0, 1))[0], batch_major(INPUTS)[0])
 
 
 # --- masks --------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ MADE = rows.FIT["jax_scan"]
 # --- against the reference ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_row_passes_its_proof(precision):
     runtime = jax_cases.make_runtime("cpu", precision)
     trial = cases.build_classifier_of(MADE, precision)

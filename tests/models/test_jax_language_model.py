@@ -46,6 +46,7 @@ def unroll(request, monkeypatch):
     [
         ("fp32", True),
         ("fp16", False),
+        ("bf16", False),
         pytest.param(
             "fp32", False, marks=pytest.mark.slow
         ),  # test_planted_after_the_proof.py has it too, in every mode

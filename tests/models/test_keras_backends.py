@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
+from harness.measure.proof import LIMITS, UPDATE_STEPS, Kernel, Proof
 from harness.record import machine
 from models import rows
 from models.weights import canonical
@@ -49,7 +49,7 @@ def _found(row: str, device: str, precision: str) -> dict:
     kernel = Kernel(**made.expected_ops(cases.LAYERS, cases.STEPS, device, UPDATE_STEPS))
     found = {"proof": cases.prove_fit(trial, precision, kernel, runtime).record(), "precision": {}}
     trial.restore()
-    for label in {"fp32", "tf32", "fp16"} - {precision}:
+    for label in {*LIMITS} - {precision}:
         proof = Proof(label)
         proof.outputs(trial.outputs(), cases.classifier_reference()["outputs"])
         found["precision"][label] = "precision" in proof.failures
@@ -71,7 +71,10 @@ def _found(row: str, device: str, precision: str) -> dict:
 
 @pytest.mark.parametrize(
     ("row", "precision"),
-    [*((row, "fp32") for row in ON_CPU), pytest.param("keras_jax", "fp16", marks=pytest.mark.slow)],
+    [
+        *((row, "fp32") for row in ON_CPU),
+        *(pytest.param("keras_jax", half, marks=pytest.mark.slow) for half in ("fp16", "bf16")),
+    ],
 )
 def test_row_passes_its_proof_and_learns(row, precision):
     pytest.importorskip(rows.FIT[row].framework)

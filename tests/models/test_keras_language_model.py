@@ -14,7 +14,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(half, marks=pytest.mark.slow) for half in ("fp16", "bf16"))]
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_row_passes_its_proof(row, precision):
     found = jax_cases.proofs_of(row, "cpu", precision)

@@ -35,12 +35,15 @@ def test_row_passes_its_proof(row, ptb, tensorflow_runtime):
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
-@pytest.mark.parametrize("row", ["while_loop", "block_fused", "keras"])
-def test_float16_row_passes_its_proof_and_fails_that_of_fp32(row, tensorflow_runtime):
-    trial, reference = cases.language_model(row, "fp16"), cases.language_model_reference()
-    for label, failed in (("fp16", []), ("fp32", ["outputs", "precision", "gradients"])):
+@pytest.mark.parametrize(
+    ("row", "precision"),
+    [("while_loop", "fp16"), ("block_fused", "fp16"), ("keras", "fp16"), ("unrolled", "bf16"), ("keras", "bf16")],
+)
+def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision, tensorflow_runtime):
+    trial, reference = cases.language_model(row, precision), cases.language_model_reference()
+    for label, failed in ((precision, []), ("fp32", ["outputs", "precision", "gradients"])):
         proof = cases.prove(trial, "train", label, reference, cases.kernel_of(row), tensorflow_runtime)
-        assert set(failed) <= set(proof.record()["failed"]) and proof.record()["ok"] == (label == "fp16")
+        assert set(failed) <= set(proof.record()["failed"]) and proof.record()["ok"] == (label == precision)
 
 
 @pytest.mark.parametrize("row", ["unrolled", "while_loop", "keras"])

@@ -16,10 +16,7 @@ INPUTS = np.random.default_rng(3).uniform(-2, 2, (BATCH, TIME, INPUT)).astype(np
 D_OUTPUTS = np.random.default_rng(4).uniform(-1, 1, (BATCH, TIME, UNITS)).astype(np.float32)
 FLOAT32 = 1e-6  # max|a - b| / max|b|: a few float32 roundings; a swapped gate gives more than 0.1
 
-BLOCK_LAYOUTS = [
-    (layouts.to_lstm_block_cell, layouts.from_lstm_block_cell),
-    (layouts.to_block_lstm_v2, layouts.from_block_lstm_v2),
-]
+BLOCK_CELL, BLOCK_V2 = layouts.LSTM_BLOCK_CELL_GATES, layouts.BLOCK_LSTM_V2_GATES
 
 
 def layer_of(weights, layer):
@@ -40,8 +37,8 @@ def test_every_layout_gives_back_the_canonical_form(layer, dtype):
     both = {name: array.astype(dtype) for name, array in BIDIRECTIONAL.items()}
     assert_same(layouts.from_keras(layouts.to_keras(weights, layer), layer), layer_of(weights, layer))
     assert_same(layouts.from_keras(layouts.to_keras(both, layer, True), layer, True), layer_of(both, layer))
-    for to_block, from_block in BLOCK_LAYOUTS:
-        assert_same(from_block(*to_block(weights, layer), layer), layer_of(weights, layer))
+    for gates in (BLOCK_CELL, BLOCK_V2):
+        assert_same(layouts.from_block(layouts.to_block(weights, layer, gates), layer, gates), layer_of(weights, layer))
 
 
 def test_keras_lists_the_forward_direction_first():
@@ -54,7 +51,7 @@ def test_a_wrong_list_or_gate_order_is_refused():
     with pytest.raises(ValueError, match=r"layer 0: 3 arrays given, expected Bidirectional\(LSTM\)'s 6"):
         layouts.from_keras(layouts.to_keras(WEIGHTS, 0), 0, bidirectional=True)
     with pytest.raises(ValueError, match=r"layer 1: w \[12, 28\] and b \[24\] given"):
-        layouts.from_lstm_block_cell(np.zeros((12, 28)), np.zeros(24), 1)
+        layouts.from_block((np.zeros((12, 28)), np.zeros(24)), 1)
     with pytest.raises(ValueError, match="'ifco' cannot be put in the order 'ifc'"):
         layouts.reorder_gates(np.zeros(12), "ifco", "ifc")
     with pytest.raises(ValueError, match=r"shape \[2, 10\] does not divide into the 4 gates"):
@@ -86,7 +83,7 @@ def test_keras_lists_of_other_layers_are_refused():
 
 def test_lstm_block_cell_reads_its_layout_as_the_reference_does():
     tf = pytest.importorskip("tensorflow")
-    w, b = layouts.to_lstm_block_cell(WEIGHTS, 0)
+    w, b = layouts.to_block(WEIGHTS, 0, BLOCK_CELL)
     peephole = np.zeros(UNITS, np.float32)
     h, c = STATES[0][0]
     outputs = []
@@ -105,7 +102,7 @@ def test_lstm_block_cell_reads_its_layout_as_the_reference_does():
 
 def test_block_lstm_v2_reads_its_layout_and_gives_the_references_gradients():
     tf = pytest.importorskip("tensorflow")
-    w, b = layouts.to_block_lstm_v2(WEIGHTS, 0)
+    w, b = layouts.to_block(WEIGHTS, 0)
     h, c = STATES[0][0]
     peephole = np.zeros(UNITS, np.float32)
     shared = dict(
@@ -126,7 +123,7 @@ def test_block_lstm_v2_reads_its_layout_and_gives_the_references_gradients():
     assert error(back.x_grad.numpy().transpose(1, 0, 2), d_inputs) < FLOAT32
     assert error(back.h_prev_grad, d_states[0][0][0]) < FLOAT32
     assert error(back.cs_prev_grad, d_states[0][0][1]) < FLOAT32
-    given = layouts.from_block_lstm_v2(back.w_grad.numpy(), back.b_grad.numpy(), 0)
+    given = layouts.from_block((back.w_grad.numpy(), back.b_grad.numpy()), 0)
     assert set(given) == set(gradients)
     for name, gradient in gradients.items():
         assert error(given[name], gradient) < FLOAT32, name

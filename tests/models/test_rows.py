@@ -50,8 +50,10 @@ def test_row_added_to_the_registry_alone_is_in_list_tables_and_what_a_run_takes(
 
 
 def test_the_rows_that_are_ours():
-    assert rows.ours(rows.LANGUAGE_MODEL) == ["cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent"]
-    assert rows.ours(rows.FIT) == ["cudnn_stack", "wavefront", "wavefront_loop", "wavefront_persistent"]
+    ours = {"cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent", "wavefront_loop"}
+    for table in (rows.LANGUAGE_MODEL, rows.FIT):
+        assert ours & table.keys() == {name for name in rows.ours(table) if name in ours}
+        assert not [name for name in rows.ours(table) if name.startswith(("keras", "torch", "jax"))]
 
 
 @pytest.mark.parametrize("row", ALL)
@@ -96,6 +98,16 @@ def test_step_that_is_a_cuda_graph_shows_one_launch_on_a_gpu_and_its_ops_on_a_cp
 def test_precision_that_a_row_does_not_have_is_refused_before_anything_is_imported(row):
     with pytest.raises(ValueError, match="has no fp16, expected one of fp32, tf32"):
         row.build(precision="fp16")
+
+
+def test_rows_on_tensorflows_cell_ops_and_its_cudnn_have_no_bfloat16():
+    found = {name for name, row in (rows.LANGUAGE_MODEL | rows.FIT).items() if "bf16" not in row.precisions}
+    assert found == {
+        "static_eager", "static_graph", "block_fused", "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla",
+        "jax_cudnn", "keras_jax_cudnn",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="has no bf16, expected one of fp32, tf32, fp16"):
+        rows.LANGUAGE_MODEL["block_fused"].build(precision="bf16")
 
 
 def test_registry_imports_no_framework():

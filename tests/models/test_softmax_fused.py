@@ -90,7 +90,7 @@ def test_losses_and_gradients_are_those_of_the_op(monkeypatch, folder, dtype, ro
 
 
 @needs_compiler
-def test_a_factor_behind_the_loss_is_taken_in_float32(monkeypatch, folder):
+def test_a_factor_after_the_loss_is_taken_in_float32(monkeypatch, folder):
     logits, bias, targets = given(4, 100, "float16")
     with emulated(monkeypatch, folder):
         _, d_logits, _ = found(logits, bias, targets, 100, 2.0**-17, upstream=2.0**17)  # no float16 numbers

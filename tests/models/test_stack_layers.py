@@ -97,6 +97,21 @@ def test_dropout_acts_between_layers_in_training_only(kind, direction):
         np.testing.assert_array_equal(again(INPUTS, training=True), drawn)
 
 
+@pytest.mark.parametrize("kind", ["wavefront", "gru"])
+def test_time_major_is_the_same_the_other_way_round(kind):
+    options = dict(return_sequences=True, return_state=True)
+    batch_major, time_major = (
+        stack_layer(kind, 2, "bidirectional", time_major=flag, **options) for flag in (False, True)
+    )
+    expected, *states = batch_major(INPUTS, mask=MASK)
+    outputs, *swapped = time_major(np.swapaxes(INPUTS, 0, 1), mask=MASK.T)
+    np.testing.assert_array_equal(np.swapaxes(outputs, 0, 1), expected)
+    for state, wanted in zip(swapped, states, strict=True):
+        np.testing.assert_array_equal(state, wanted)
+    time_major.return_sequences = batch_major.return_sequences = False
+    np.testing.assert_array_equal(time_major(np.swapaxes(INPUTS, 0, 1))[0], batch_major(INPUTS)[0])
+
+
 # --- masks --------------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.record import machine
 from models.weights import layouts
 from models.weights.layouts import StackSpec, canonical_shapes, cudnn_biases, cudnn_matrices, cudnn_size
 
@@ -56,29 +55,6 @@ def test_the_list_has_the_counts_and_names_of_its_mode():
     skip = StackSpec("lstm", 2, 2, 2, skip_input=True)
     assert [shape for _, shape in cudnn_matrices(skip)] == [(2, 0)] * 4 + [(2, 2)] * 12
     assert cudnn_size(skip) == 12 * 4 + 16 * 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("skip_input", [False, True])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_cudnn_asks_for_a_buffer_of_that_size(mode, bidirectional, skip_input, dtype):
-    if not machine.gpu_count():
-        pytest.skip("needs an NVIDIA GPU")
-    import tensorflow as tf
-
-    spec = StackSpec(
-        mode, 3, units=7, input_size=7 if skip_input else 5, bidirectional=bidirectional, skip_input=skip_input
-    )
-    with tf.device("GPU:0"):
-        size = tf.raw_ops.CudnnRNNParamsSize(
-            num_layers=spec.num_layers, num_units=spec.units, input_size=spec.input_size,
-            T=tf.as_dtype(dtype), S=tf.int32, rnn_mode=mode,
-            input_mode="skip_input" if skip_input else "linear_input",
-            direction="bidirectional" if bidirectional else "unidirectional",
-        )  # fmt: skip
-    assert np.ravel(size.numpy()).tolist() == [cudnn_size(spec)]
 
 
 @pytest.mark.parametrize(

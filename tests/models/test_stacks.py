@@ -101,7 +101,7 @@ def test_outputs_states_and_all_gradients_match_the_reference(row, dtype):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_cell_states_beyond_3_are_not_clipped(row):
-    """The block ops clip them there unless told not to."""
+    """The block ops clip them there unless they are asked not to."""
     states = [[(h, 8 * c)] for layer in STATES for h, c in layer]
     _, _, cache = lstm_stack_forward(INPUTS, WEIGHTS, states, LAYERS)
     assert np.abs(cache[0][0].c[1:]).max() > 4
@@ -202,7 +202,7 @@ def test_dropout_rate_is_a_variable_of_the_graph(row):
 
 
 def test_registered_gradient_of_block_lstm_v2_is_wrong_and_the_row_does_not_use_it():
-    """Why models/tf/block_fused.py brings its own: when this fails, TensorFlow has mended it."""
+    """Why models/tf/block_fused.py brings its own: when this fails, TensorFlow has corrected it."""
     kernel, bias = (tf.constant(array) for array in build("block_fused", num_layers=1).from_canonical(WEIGHTS))
     (h, c), zeros = tensors(STATES[:1], "float32")[0], tf.zeros(UNITS)
     expected, _, cache = lstm_stack_forward(INPUTS, WEIGHTS, STATES[:1], 1)

@@ -44,7 +44,9 @@ def row_of(row, precision):
     return cases.build_classifier_of(ROWS[row], precision, device="cpu")
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in EAGER), ("torch_lstm", "fp16")])
+@pytest.mark.parametrize(
+    ("row", "precision"), [*((row, "fp32") for row in EAGER), ("torch_lstm", "fp16"), ("torch_lstm", "bf16")]
+)
 def test_row_passes_its_proof_and_no_other_rows(row, precision):
     runtime = torch_cases.make_runtime("cpu", precision)
     trial = row_of(row, precision)

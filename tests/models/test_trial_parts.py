@@ -20,7 +20,7 @@ def test_mean_loss_weighs_each_batch_by_its_steps():
     assert trial.mean_loss([60.0, 50.0], [30, 10], "sum_over_time") == (60 + 50) / 40
 
 
-def test_rates_of_a_stack_stand_between_its_layers_and_behind_it():
+def test_rates_of_a_stack_stand_between_its_layers_and_after_it():
     assert trial.rates_of_stack((0.2, 0.1), 2) == (0.2, 0.1)
     assert trial.rates_of_stack((0.2, 0.2, 0.1), 3) == (0.2, 0.1)
     assert trial.rates_of_stack((0.2,), 2) == (0.2, 0.0) and trial.rates_of_stack((), 2) == (0.0, 0.0)

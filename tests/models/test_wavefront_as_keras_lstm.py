@@ -6,6 +6,10 @@ import pytest
 import tensorflow as tf
 
 from models.wavefront import WavefrontLSTM, to_keras_layers
+from tests.comparing import error
+from tests.cudnn_layer_cases import DIRECTIONS
+from tests.wavefront_cases import layer as wavefront
+from tests.wavefront_cases import numpy_stack
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -178,6 +182,19 @@ def backward_layer_of_keras(lstm, tmp_path):
     return [layer(X), layer(X, mask=np.arange(TIME) < [[2], [5], [1], [4]])]
 
 
+def recurrent_dropout(lstm, tmp_path):
+    """Masks differ from draw to draw: what is the same is what no masks enter, and that masks enter in training alone."""
+    model = lstm.model(recurrent_dropout=0.5)
+    assert np.abs(model(X, training=True) - model(X)).max() > 1e-3
+    again = keras.models.clone_model(model)
+    again.set_weights(model.get_weights())
+    assert again.layers[0].recurrent_dropout == 0.5
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].recurrent_dropout == 0.5
+    return [model(X), again(X), loaded(X), model.predict(X, verbose=0)]
+
+
 def summary(lstm, tmp_path):
     lines = []
     lstm.model().summary(print_fn=lines.append)
@@ -209,7 +226,7 @@ def mixed_bfloat16(lstm, tmp_path):
 
 WAYS = [
     starts, regularizers, constraints, config, clone, keras_file, weights_file, saved_model, tflite, eager_fit, graph_fit,
-    stateful, states, gradients, embedding_mask, time_distributed, backward_layer_of_keras, summary, symbolic,
+    stateful, states, gradients, recurrent_dropout, embedding_mask, time_distributed, backward_layer_of_keras, summary, symbolic,
     mixed_float16, mixed_bfloat16,
 ]  # fmt: skip
 
@@ -256,20 +273,6 @@ def test_an_initializer_may_be_none_or_a_class_without_a_config():
     assert again.recurrent_initializer is None
 
 
-def test_a_time_major_layer_does_the_same_on_swapped_axes():
-    options = dict(num_layers=2, return_sequences=True, return_state=True, stateful=True)
-    layer = WavefrontLSTM(UNITS, **options)
-    expected = layer(X)
-    swapped = WavefrontLSTM(UNITS, time_major=True, **options)
-    swapped.build((TIME, BATCH, FEATURES))
-    swapped.set_weights(layer.get_weights())
-    found = swapped(np.swapaxes(X, 0, 1))
-    assert swapped.compute_output_shape((TIME, BATCH, FEATURES))[0] == (TIME, BATCH, UNITS)
-    np.testing.assert_array_equal(np.swapaxes(found[0], 0, 1), expected[0])
-    for state, wanted in zip(found[1:], expected[1:], strict=True):
-        np.testing.assert_array_equal(state, wanted)
-
-
 def test_c_of_16_bits_is_carried_from_call_to_call_without_rounding():
     """Two calls on half of the steps each are one call on all of them."""
     options = dict(num_layers=2, return_sequences=True, return_state=True, dtype="mixed_float16")
@@ -293,3 +296,117 @@ def test_a_config_of_the_first_version_makes_a_layer():
     }  # fmt: skip
     layer = keras.saving.deserialize_keras_object(old)
     assert type(layer) is WavefrontLSTM and (layer.units, layer.num_layers, layer.dropout) == (3, 2, 0.25)
+
+
+# --- recurrent dropout ------------------------------------------------------------------------------------------------------
+
+RATE = 0.3
+
+
+def spied(layer) -> list[np.ndarray]:
+    """The factors [layers·directions, 4, batch, units] of each call of a layer, as it draws them."""
+    drawn, draw = [], layer.recurrent_keep
+
+    def keep(batch):
+        drawn.append(np.asarray(draw(batch)))
+        return tf.constant(drawn[-1])
+
+    layer.recurrent_keep = keep
+    return drawn
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_recurrent_dropout_is_that_of_keras_layers_with_the_same_masks(direction):
+    """Outputs, states and the gradients by inputs, initial states and all weights, in float64; and the outputs of plain NumPy."""
+    options = dict(recurrent_dropout=RATE, return_sequences=True, return_state=True, seed=1)
+    made = wavefront(2, direction, **options)
+    drawn = spied(made)
+    pseudo_layers, width = made.spec.num_pseudo_layers, made.units
+    x = tf.constant(random(BATCH, TIME, made.spec.input_size).astype("float64"))
+    h, c = (tf.constant(random(pseudo_layers, BATCH, width, seed=k).astype("float64")) for k in (4, 5))
+    factors = [
+        random(BATCH, TIME, width * len(made.spec.directions), seed=6),
+        *(random(*h.shape, seed=k) for k in (7, 8)),
+    ]
+    chain = to_keras_layers(made)
+    cells = [
+        half.cell
+        for each in chain
+        for half in (getattr(each, "forward_layer", each), getattr(each, "backward_layer", None))
+        if half
+    ]
+
+    def in_turn(x, h, c):
+        finals = []
+        per = pseudo_layers // len(chain)
+        for k, each in enumerate(chain):
+            for half in (each, *(getattr(each, name) for name in ("forward_layer", "backward_layer") if per == 2)):
+                half.return_sequences = half.return_state = True
+            states = [state for d in range(per) for state in (h[per * k + d], c[per * k + d])]
+            x, *own = each(x, initial_state=states, training=True)
+            finals += own
+        return x, tf.stack(finals[::2]), tf.stack(finals[1::2])
+
+    def with_gradients(run, weights):
+        with tf.GradientTape() as tape:
+            tape.watch([x, h, c])
+            found = run(x, h, c)
+            loss = tf.add_n([tf.reduce_sum(y * factor) for y, factor in zip(found, factors, strict=True)])
+        return [*found, *tape.gradient(loss, [x, h, c, *(variable.value for variable in weights)])]
+
+    found = with_gradients(lambda x, h, c: made(x, initial_state=[h, c], training=True), made.parameters.values())
+    (keep,) = drawn
+    masks = keep / (1 - RATE)
+    for cell, of_cell in zip(cells, masks, strict=True):
+        cell.get_recurrent_dropout_mask = lambda h, of_cell=of_cell: [tf.constant(mask) for mask in of_cell]
+    expected = with_gradients(in_turn, [variable for each in chain for variable in each.trainable_weights])
+    assert len(found) == len(expected) == 6 + 3 * pseudo_layers
+    for k, (given, wanted) in enumerate(zip(found, expected, strict=True)):
+        assert given.shape == wanted.shape and error(given, wanted) < 1e-12, k
+    plain = numpy_stack(x.numpy(), made.get_canonical(), h.numpy(), c.numpy(), recurrent_masks=masks)
+    for given, wanted in zip(found, plain, strict=False):
+        assert error(given, wanted) < 1e-12
+
+
+def test_recurrent_masks_are_of_the_rate_and_differ_between_calls_layers_gates_sequences_and_units():
+    batch, units, layers = 64, 64, 3
+    made = WavefrontLSTM(units, layers, recurrent_dropout=RATE, seed=3)
+    made.build((None, None, FEATURES))
+    drawn = spied(made)
+    for _ in range(2):
+        made(random(batch, 2, FEATURES), training=True)
+    made(random(batch, 2, FEATURES))
+    assert [keep.shape for keep in drawn] == [(layers, 4, batch, units)] * 2, "none without training"
+    keep = np.stack(drawn)
+    assert not keep.all() and keep.any()
+    deviation = np.sqrt(RATE * (1 - RATE))
+    assert abs(keep.mean() - (1 - RATE)) < 6 * deviation / np.sqrt(keep.size)
+    agree = RATE**2 + (1 - RATE) ** 2  # of two that are drawn apart
+    for axis in range(keep.ndim):
+        same = keep == np.roll(keep, 1, axis)
+        assert abs(same.mean() - agree) < 12 * deviation / np.sqrt(keep.size), f"axis {axis}"
+
+
+def test_fit_trains_with_recurrent_dropout_under_xla_and_draws_anew_at_every_step():
+    layers = [WavefrontLSTM(UNITS, 2, recurrent_dropout=0.5, seed=1), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((TIME, FEATURES)), *layers])
+    x, y = np.repeat(X[:1], 8, 0), np.ones((8, 1), "float32")
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=True)
+    losses = model.fit(x, y, epochs=3, verbose=0).history["loss"]
+    assert len(set(losses)) == 3
+    model.optimizer.learning_rate = 0.1
+    assert model.fit(x, y, epochs=20, verbose=0).history["loss"][-1] < 0.2 * losses[0]
+
+
+def test_recurrent_dropout_of_a_stateful_layer_goes_on_from_its_states_with_new_masks():
+    made = wavefront(2, recurrent_dropout=RATE, stateful=True, return_sequences=True, return_state=True)
+    drawn, x = spied(made), random(made.states[0].shape[1], 4, made.spec.input_size)
+    first, second = made(x, training=True), made(x, training=True)
+    for given, keep, before in (
+        (first, drawn[0], [np.zeros(s.shape) for s in first[1:]]),
+        (second, drawn[1], first[1:]),
+    ):
+        start = [np.asarray(state) for state in before]
+        expected = numpy_stack(x.astype("float64"), made.get_canonical(), *start, recurrent_masks=keep / (1 - RATE))
+        for result, wanted in zip(given, expected, strict=True):
+            assert error(result, wanted) < 1e-12

@@ -1,6 +1,7 @@
 """The persistent kernels, on an emulator of CUDA's threads, against the schedule in TensorFlow, which is tested by itself."""
 
 import functools
+import itertools
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,11 @@ def folder(tmp_path_factory):
 def results(stack, dtype, layers, features, units, batch, time, rounded=False, **options):
     """Outputs, states and every gradient of a random stack, as float64 arrays.
 
-    rounded: the weights that the kernels read are tf32 numbers.
+    rounded: the weights that the kernels read are tf32 numbers. options: of the stack; keep=True: masks of recurrent dropout.
     """
     rng = np.random.default_rng(1)
+    if options.get("keep"):
+        options["keep"] = tf.constant(np.random.default_rng(2).uniform(size=(layers, 4, batch, units)) < 0.6)
 
     def some(*shape, scale=1.0, dtype=dtype):
         return tf.cast(rng.normal(size=shape) * scale, dtype)
@@ -69,6 +72,7 @@ def worst(found, expected) -> float:
 
 
 @needs_compiler
+@pytest.mark.parametrize("keep", [None, True], ids=["", "recurrent dropout"])
 @pytest.mark.parametrize("precision", LIMIT)
 @pytest.mark.parametrize(
     ("layers", "features", "units", "batch", "time", "together"),
@@ -80,19 +84,24 @@ def worst(found, expected) -> float:
     ],
 )  # fmt: skip
 def test_outputs_states_and_every_gradient_are_those_of_the_schedule(
-    monkeypatch, folder, precision, layers, features, units, batch, time, together
+    monkeypatch, folder, precision, layers, features, units, batch, time, together, keep
 ):
     shape = (layers, features, units, batch, time)
-    expected = results(lstm_stack, "float64", *shape)
+    expected = results(lstm_stack, "float64", *shape, keep=keep)
     with emulated(monkeypatch, folder, tf32=precision == "tf32"):
-        found = results(persistent_stack, "float32" if precision == "tf32" else precision, *shape, together=together)
+        found = results(
+            persistent_stack, "float32" if precision == "tf32" else precision, *shape, together=together, keep=keep
+        )
     assert worst(found, expected) < LIMIT[precision]
 
 
 @needs_compiler
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("kept", ["in_registers", "in_shared", "streamed"])
-def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split):
+@pytest.mark.parametrize(
+    ("kept", "split", "keep"),
+    [(kept, split, None) for kept in ("in_registers", "in_shared", "streamed") for split in (1, 2)]
+    + [("in_registers", 2, True), ("streamed", 1, True)],
+)
+def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split, keep):
     """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two.
 
     In each it comes rounded to the nearest tf32: one that is a tf32 number already gives the very same.
@@ -111,12 +120,12 @@ def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(mon
         )
 
     shape = (2, 8, 336, 4, 2)
-    expected = results(lstm_stack, "float64", *shape)
+    expected = results(lstm_stack, "float64", *shape, keep=keep)
     chip = Chip(multiprocessors=44, shared_bytes=2048 * 1024, capability=90)
     with emulated(monkeypatch, folder, chip):
         monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
-        found = results(persistent_stack, "float32", *shape, together=2)
-        of_rounded = results(persistent_stack, "float32", *shape, together=2, rounded=True)
+        found = results(persistent_stack, "float32", *shape, together=2, keep=keep)
+        of_rounded = results(persistent_stack, "float32", *shape, together=2, rounded=True, keep=keep)
     assert worst(found, expected) < LIMIT["tf32"]
     for a, b in zip(found, of_rounded, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -179,10 +188,14 @@ def test_dropout_acts_between_layers_alone(monkeypatch, folder):
 
 
 @needs_compiler
-def test_the_layer_trains_as_with_xla(monkeypatch, folder):
+@pytest.mark.parametrize("rate", [0, 0.4])
+def test_the_layer_trains_as_with_xla(monkeypatch, folder, rate):
+    """With recurrent dropout too: with one seed both draw the same masks."""
     x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
     layers = [
-        WavefrontLSTM(16, 2, return_sequences=True, seed=1, implementation=kind, dtype="float32")
+        WavefrontLSTM(
+            16, 2, return_sequences=True, seed=1, recurrent_dropout=rate, implementation=kind, dtype="float32"
+        )
         for kind in ("xla", "persistent")
     ]
     for layer in layers:
@@ -207,8 +220,8 @@ def works():
             padded = wavefront_tiling.padded_units(units, itemsize)
             for dtype_code in (0, 3) if itemsize == 4 else (1, 2):
                 for lanes in (1, layers):
-                    for backward in (False, True):
-                        yield Work(lanes, batch, padded, dtype_code, backward)
+                    for backward, recurrent_dropout in itertools.product((False, True), repeat=2):
+                        yield Work(lanes, batch, padded, dtype_code, backward, recurrent_dropout)
 
 
 @pytest.mark.parametrize("chip", [H200, CHIP])
@@ -216,6 +229,7 @@ def test_every_tiling_fits_on_its_chip(chip):
     found = [(work, candidate) for work in works() for candidate in wavefront_tiling._tilings(work, chip)]
     assert found
     for work, candidate in found:
+        assert not work.recurrent_dropout or work.backward or candidate.split * candidate.unit_tile % 16 == 0
         assert candidate.grid(work) <= chip.multiprocessors, "or a barrier waits for a block that never starts"
         assert candidate.shared_bytes(work) <= chip.shared_bytes
         count = wavefront_tiling._count(work, candidate.split)
@@ -262,7 +276,7 @@ def test_kernels_of_the_published_shapes_compile():
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     for work in works():
         tiling = best_tiling(work, H200)
-        if tiling is None:
+        if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
         defines = wavefront_tiling.defines(work, 9, tiling)
         code = nvrtc.ptx(persistent.SOURCE.read_text(), defines, H200.capability)

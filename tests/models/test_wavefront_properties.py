@@ -126,7 +126,7 @@ def test_gradients_are_derivatives_of_a_plain_stack(case):
 
 @settings(derandomize=True, deadline=None, max_examples=sizes.cases(5, 20))
 @given(cases(), st.integers(1, 5))
-def test_what_stands_behind_a_sequence_changes_nothing(case, padding):
+def test_what_stands_after_a_sequence_changes_nothing(case, padding):
     case = case._replace(lengths=case.lengths or [case.time] * case.batch)
     made = case.layer()
     x, h, c = (case.arrays(made)[name] for name in "xhc")

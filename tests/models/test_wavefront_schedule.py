@@ -28,7 +28,17 @@ STEPS = (1, 2, UNROLL - 1, UNROLL, UNROLL + 1, 2 * UNROLL, 40)  # around one bod
 class Case:
     """A stack's weights, inputs, states and the loss Σ outputs·a + h·b + c·d, in float64."""
 
-    def __init__(self, num_layers, time, bidirectional=False, normalized=False, lengths=None, rate=0.0, units=UNITS):
+    def __init__(
+        self,
+        num_layers,
+        time,
+        bidirectional=False,
+        normalized=False,
+        lengths=None,
+        rate=0.0,
+        units=UNITS,
+        recurrent=False,
+    ):
         self.spec = layouts.StackSpec("lstm", num_layers, units, FEATURES, bidirectional)
         self.weights = parameters(self.spec, normalized, seed=num_layers)
         self.normalized, self.lengths = normalized, lengths
@@ -44,11 +54,13 @@ class Case:
             *(random(pseudo_layers, BATCH, units, seed=k) for k in (5, 6)),
         ]
         kept = np.random.default_rng(7).uniform(size=(num_layers - 1, BATCH, time, width)) >= rate
+        keep = np.random.default_rng(8).uniform(size=(pseudo_layers, 4, BATCH, units)) < 0.7
+        self.keep = keep if recurrent else None
         self.masks = kept / (1 - rate) if rate else None  # of layer k + 1
 
     def expected(self, arrays):
         weights = {name: arrays[name] for name in self.weights}
-        return numpy_stack(arrays["x"], weights, arrays["h"], arrays["c"], self.lengths, self.masks)
+        return numpy_stack(arrays["x"], weights, arrays["h"], arrays["c"], self.lengths, self.masks, self.keep)
 
     def loss(self, arrays):
         return sum(np.sum(result * factor) for result, factor in zip(self.expected(arrays), self.factors, strict=True))
@@ -64,7 +76,7 @@ class Case:
             layers, stack = list(zip(layers[::2], layers[1::2], strict=True)), bidirectional_stack
         inputs = tf.transpose(arrays["x"], [1, 0, 2])
         lengths = None if self.lengths is None else tf.constant(self.lengths, tf.int32)
-        outputs, h, c = stack(inputs, layers, arrays["h"], arrays["c"], lengths=lengths, **kwargs)
+        outputs, h, c = stack(inputs, layers, arrays["h"], arrays["c"], lengths=lengths, keep=self.keep, **kwargs)
         return tf.transpose(outputs, [1, 0, 2]), h, c
 
     def gradients(self, arrays, **kwargs):
@@ -207,6 +219,18 @@ def test_gradients_through_fixed_dropout_masks_of_a_bidirectional_stack():
     case.check(*case.gradients(case.tensors(), dropout=case.fixed_masks(1), unroll=3))
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("together", [1, 2, 3, "bidirectional"])
+def test_gradients_through_fixed_recurrent_masks_match_derivatives_of_a_plain_stack(together, rate, normalized):
+    both = together == "bidirectional"
+    case = Case(3, 5, both, normalized, lengths=(5, 2, 4), rate=rate, recurrent=True)
+    options = {} if both else {"together": together}
+    if rate:
+        options["dropout"] = case.fixed_masks(1 if both else together)
+    case.check(*case.gradients(case.tensors(), unroll=3, **options))
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_the_plain_stack_is_the_reference(bidirectional):
     case = Case(3, 4, bidirectional)
@@ -223,8 +247,13 @@ def test_the_plain_stack_is_the_reference(bidirectional):
 
 @pytest.mark.parametrize(
     "kwargs",
-    [dict(lengths=(7, 3, 5), rate=0.4), dict(normalized=True), dict(bidirectional=True, lengths=(7, 3, 5))],
-    ids=["dropout and lengths", "normalised", "bidirectional with lengths"],
+    [
+        dict(lengths=(7, 3, 5), rate=0.4),
+        dict(normalized=True),
+        dict(bidirectional=True, lengths=(7, 3, 5)),
+        dict(recurrent=True),
+    ],
+    ids=["dropout and lengths", "normalised", "bidirectional with lengths", "recurrent dropout"],
 )
 def test_xla_computes_the_same(kwargs):
     case = Case(2, 7, **kwargs)

@@ -25,6 +25,7 @@
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
 //                        c are float32
 //   BACKWARD             which of the two kernels
+//   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   UNIT_TILE, BATCH_TILE, SPLIT, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
@@ -61,6 +62,7 @@ constexpr int STREAMED = COUNT - IN_REGISTERS - IN_SHARED;         // are read a
 constexpr int PITCH = ROWS + 4;                        // of a column in shared memory: no two lanes write to one bank
 
 static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNIT_TILE * 8 <= THREADS, "tiling");
+static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
 
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
@@ -220,6 +222,44 @@ struct Weights {
   }
 };
 
+// With RECURRENT_DROPOUT, what the gates see of a lane's h: words [BATCH, UNITS / VECTOR], where bit gate · VECTOR + unit % VECTOR
+// is 1 if it is seen. Forward: h is masked on its way into a product, for each gate's rows anew. Backward: rows are units, and
+// the part of a sum that comes from a gate's block of k is masked on its way into the sum.
+struct Masks {
+  const unsigned* words;
+  unsigned of_sums[ROW_TILES][COLUMN_TILES];  // backward: of Sums, bit 4 · gate + e
+
+  __device__ Masks(const unsigned* all, const Place& place) {
+    if (!RECURRENT_DROPOUT) return;
+    words = all + (size_t)place.lane * BATCH * (UNITS / VECTOR);
+    if (!BACKWARD) return;
+#pragma unroll
+    for (int row_tile = 0; row_tile < ROW_TILES; ++row_tile)
+#pragma unroll
+      for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+        of_sums[row_tile][tile] = 0;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int unit = place.first_unit + row_tile * 16 + place.in_warp / 4 + e / 2 * 8;
+          const int sequence = place.first_sequence + 8 * tile + place.in_warp % 4 * 2 + e % 2;
+          if (unit >= UNITS || sequence >= BATCH) continue;
+          const unsigned word = __ldg(words + (size_t)sequence * (UNITS / VECTOR) + unit / VECTOR) >> unit % VECTOR;
+#pragma unroll
+          for (int gate = 0; gate < 4; ++gate) of_sums[row_tile][tile] |= (word >> gate * VECTOR & 1) << (4 * gate + e);
+        }
+      }
+  }
+};
+
+// The numbers of x whose bits are 1, from bit 0 on; the others are 0.
+__device__ inline unsigned masked(unsigned x, unsigned bits) {
+  return VECTOR == 4 ? x & -(bits & 1) : x & ((bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u);
+}
+__device__ inline uint4 masked(uint4 x, unsigned bits) {
+  constexpr int EACH = VECTOR / 4;
+  return {masked(x.x, bits), masked(x.y, bits >> EACH), masked(x.z, bits >> 2 * EACH), masked(x.w, bits >> 3 * EACH)};
+}
+
 // Rows of B, one a sequence, `pitch` numbers apart: blocks below SEGMENT at `own`, the others at `neighbour`; null: zeros.
 struct Operand {
   const Number *own, *neighbour;
@@ -227,9 +267,10 @@ struct Operand {
 };
 
 // This warp's share of A · B.
-__device__ inline void multiply(Sums& sums, const Weights& weights, const Operand& operand) {
+__device__ inline void multiply(Sums& sums, const Weights& weights, const Operand& operand, const Masks& masks) {
   const Place& place = weights.place;
   uint4 values[PREFETCH_DEPTH][COLUMN_TILES];  // a ring of blocks on their way
+  unsigned seen[PREFETCH_DEPTH][COLUMN_TILES];
   Fragment streamed[STREAMED ? PREFETCH_DEPTH : 1][ROW_TILES];
 
   auto load = [&](int slot, int index) {
@@ -243,16 +284,34 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
       values[slot][tile] = uint4{0, 0, 0, 0};
       if (there && sequence < BATCH)  // past the L1 cache: other thread blocks have just written it
         values[slot][tile] = __ldcg(from + (size_t)sequence * (operand.pitch / VECTOR) + place.in_warp % 4);
+      if (!RECURRENT_DROPOUT || BACKWARD) continue;
+      seen[slot][tile] = ~0u;
+      if (block < SEGMENT && sequence < BATCH)
+        seen[slot][tile] = __ldg(masks.words + (size_t)sequence * (UNITS / VECTOR) + block * 4 + place.in_warp % 4);
     }
     if (STREAMED && index >= IN_REGISTERS + IN_SHARED)
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile) streamed[slot][tile] = weights.from_memory(index, tile);
   };
 
-  auto use = [&](int slot, int row_tile, const Fragment& a) {
+  auto use = [&](int slot, int index, int row_tile, const Fragment& a) {
 #pragma unroll
-    for (int tile = 0; tile < COLUMN_TILES; ++tile)
-      multiply_add(sums.of[row_tile][tile], a.upper, a.lower, values[slot][tile]);
+    for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+      float(&sum)[4] = sums.of[row_tile][tile];
+      const uint4 b = values[slot][tile];
+      if (!RECURRENT_DROPOUT) {
+        multiply_add(sum, a.upper, a.lower, b);
+      } else if (!BACKWARD) {
+        multiply_add(sum, a.upper, a.lower, masked(b, seen[slot][tile] >> row_tile * 16 / WIDTH * VECTOR));
+      } else {
+        const int block = place.block(index);
+        const unsigned bits = block < SEGMENT ? masks.of_sums[row_tile][tile] >> block * BLOCK / UNITS * 4 : ~0u;
+        float part[4] = {};
+        multiply_add(part, a.upper, a.lower, b);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += bits >> e & 1 ? part[e] : 0;
+      }
+    }
   };
 
   auto round = [&](int slot) {
@@ -266,7 +325,7 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
   for (int index = 0; index < IN_REGISTERS; ++index) {
     round(index % PREFETCH_DEPTH);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) use(index % PREFETCH_DEPTH, tile, weights.in_registers[index][tile]);
+    for (int tile = 0; tile < ROW_TILES; ++tile) use(index % PREFETCH_DEPTH, index, tile, weights.in_registers[index][tile]);
     if (index + PREFETCH_DEPTH < COUNT) load(index % PREFETCH_DEPTH, index + PREFETCH_DEPTH);
   }
   for (int first = IN_REGISTERS; first < COUNT; first += PREFETCH_DEPTH)
@@ -277,7 +336,8 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
       round(slot);
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
-        use(slot, tile, STREAMED && index >= IN_REGISTERS + IN_SHARED ? streamed[slot][tile] : weights.from_shared(index, tile));
+        use(slot, index, tile,
+            STREAMED && index >= IN_REGISTERS + IN_SHARED ? streamed[slot][tile] : weights.from_shared(index, tile));
       if (index + PREFETCH_DEPTH < COUNT) load(slot, index + PREFETCH_DEPTH);
     }
 }
@@ -362,6 +422,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     const float* __restrict__ bias,        // [lanes, 4·units]
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
+#if RECURRENT_DROPOUT
+    const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
+#endif
     Number* first,
 #if LANES > 1
     Number* rest,
@@ -376,7 +439,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if LANES == 1
   Number* rest = first;
 #endif
+#if !RECURRENT_DROPOUT
+  const unsigned* seen = nullptr;
+#endif
   const Weights own_weights(weights, shared, place);
+  const Masks masks(seen, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
   const size_t plane = (size_t)BATCH * UNITS;
@@ -426,7 +493,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (active) {
       Sums sums = {};
       const Number* now = operand + (size_t)time * BATCH * pitch;
-      multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch});
+      multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch}, masks);
       gather(sums, partial, place, [&](int tile, auto total) {
         const int sequence = place.sequence(tile);
         float z[4];
@@ -464,6 +531,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     const Number* __restrict__ d_outputs,  // [time, batch, units]
     const Number* __restrict__ d_h_end,    // [lanes, batch, units]
     const float* __restrict__ d_c_end,
+#if RECURRENT_DROPOUT
+    const unsigned* __restrict__ seen,
+#endif
     Number* d_first,                       // [time, batch, 4·units]: of lane 0, by the gates' sums
 #if LANES > 1
     Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
@@ -476,7 +546,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if LANES == 1
   Number* d_rest = d_first;
 #endif
+#if !RECURRENT_DROPOUT
+  const unsigned* seen = nullptr;
+#endif
   const Weights own_weights(weights, shared, place);
+  const Masks masks(seen, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const size_t plane = (size_t)BATCH * UNITS;
   Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * plane : d_first;
@@ -514,7 +588,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       const bool has_next = time + 1 < TIME, has_above = lane + 1 < LANES && time >= 0;
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * plane : nullptr,
-                has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * plane : nullptr, GATES});
+                has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * plane : nullptr, GATES}, masks);
       gather(sums, partial, place, [&](int tile, auto total) {
         const int sequence = place.sequence(tile);
         const size_t at = (size_t)sequence * UNITS + unit;
