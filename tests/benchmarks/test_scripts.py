@@ -139,7 +139,7 @@ def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
         assert kernel.ops and all(np.min(times) >= 1 for times in kernel.ops.values())
     for row, made in ((row, table[row]) for row in ROWS.get(name, ())):
         assert made.needs_gpu == (
-            "cudnn" in row or "persistent" in row or row in ("torch_lstm_graph", "torch_bucket_graph")
+            "cudnn" in row or (row.startswith("torch") and row.endswith("graph")) or "persistent" in row
         )
         assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
 
