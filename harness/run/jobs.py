@@ -66,8 +66,8 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    several = found.device != "cpu" and machine.gpu_count() > 1
-    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or several)
+    every = bool({"help", "list"} & found.flags) or (found.device != "cpu" and machine.gpu_count() > 1)  # asked last
+    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or every)
     chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [
