@@ -6,11 +6,16 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
 
 from harness.measure.beats import STARTS, STEPS, WORKS
+from harness.measure.group import Group
+from harness.measure.measurement import Measurement
+from harness.measure.proof import Proof
+from harness.measure.replicas import ReplicatedMeasurement
 from harness.record import machine, records
 from harness.run import replicas, workers
 
@@ -45,22 +50,29 @@ def stub(tmp_path, monkeypatch):
     return SimpleNamespace(main=main, record=record, folder=tmp_path, out=tmp_path / "out")
 
 
-def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch):
+QUICK = ["killed", "hangs"]
+
+
+@pytest.mark.parametrize(
+    "rows", [QUICK, pytest.param([row for row in BAD if row not in QUICK], marks=pytest.mark.slow)]
+)
+def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch, rows):
     monkeypatch.setattr(workers, "HANG_S", 3.0)
     began = time.monotonic()
-    assert stub.main("--scaling=weak", f"--rows=fine,{','.join(BAD)}") == 1
-    assert time.monotonic() - began < 60 * len(BAD)
+    assert stub.main("--scaling=weak", f"--rows=fine,{','.join(rows)}") == 1
+    assert time.monotonic() - began < 60 * len(rows)
     assert stub.record("fine")["status"] == "ok"
-    for row, reason in BAD.items():
-        found = stub.record(row)
+    for row in rows:
+        found, reason = stub.record(row), BAD[row]
         assert found["status"] == "failed" and found["reason"].startswith(reason), found["reason"]
         assert f"see logs/stub.small-weak_2.{row}.cpu.fp32" in found["reason"]
     left = [p for p in psutil.process_iter(["cmdline"]) if str(stub.folder) in " ".join(p.info["cmdline"] or [])]
     assert left == [] and not list(stub.out.glob(".*.tmp"))
     (stub.folder / "repaired").touch()
     before = (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns
-    assert stub.main("--scaling=weak", "--rows=fine,killed,hangs", "--resume") == 0
-    assert stub.record("killed")["status"] == stub.record("hangs")["status"] == "ok"
+    again = [row for row in rows if row != "unproven"]
+    assert stub.main("--scaling=weak", f"--rows=fine,{','.join(again)}", "--resume") == 0
+    assert {stub.record(row)["status"] for row in again} == {"ok"}
     assert (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns == before
 
 
@@ -152,3 +164,21 @@ class Worker:
 )
 def test_those_hang_that_the_others_wait_for(found, last):
     assert workers.hanging(found, 45.0) == [found[k] for k in last]
+
+
+def profiled(gpus, kernels):
+    """The failures of a proof on so many GPUs whose profiled step had these kernels, and the ms of communication."""
+    measurement = object.__new__(ReplicatedMeasurement)
+    measurement.device, measurement.gpus, measurement.group = "gpu", gpus, Group()
+    proof = Proof("fp32")
+    found = (proof, {"kernels": kernels, "launches": 3})
+    with mock.patch.object(Measurement, "_prove", lambda *_: found):
+        measurement._prove(None, "train")
+    return proof.failures, measurement._communication_ms
+
+
+def test_a_profile_without_nccl_fails_on_several_gpus():
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    assert profiled(2, {nccl: 0.5, "gemm": 1.0}) == ({}, 0.25)  # of both GPUs of one process
+    assert profiled(1, {"gemm": 1.0}) == ({}, 0.0)
+    assert "nothing was added up" in profiled(2, {"ncclDevKernel_Broadcast": 0.1, "gemm": 1.0})[0]["kernel"]
