@@ -67,8 +67,10 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    several = found.device != "cpu" and machine.gpu_count() > 1
-    left_out = set() if {"help", "list"} & found.flags else {*ASKED_FOR, *(() if several else WITH_SEVERAL_GPUS)}
+    left_out: set[str] = set()
+    if not {"help", "list"} & found.flags:  # which import nothing that counts GPUs
+        several = found.device != "cpu" and machine.gpu_count() > 1
+        left_out = {*ASKED_FOR, *(() if several else WITH_SEVERAL_GPUS)}
     usual = ",".join(name for name in headers if name not in left_out)
     chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from harness.measure.proof import Kernel
+from harness.report import options as option_tables
 from harness.report import tables
 from harness.run import options
 
@@ -251,6 +252,7 @@ def test_layout_is_one_that_tables_are_drawn_from(name, tmp_path):
     layout = tables.read_layout(path)
     modes = {*script.BENCHMARK.modes(set()), *script.BENCHMARK.modes(set(script.BENCHMARK.flags))}
     several = [layout["replicas"]] if "replicas" in layout else []
+    several += [{"mode": mode} for mode in option_tables.TITLES] if "options" in layout else []
     assert {table["mode"] for table in [*layout["tables"], *layout.get("axes", []), *several]} == modes
     for note in layout["footnotes"]:
         if isinstance(note, dict):

@@ -53,7 +53,8 @@ def read_by(tree: ast.Module, start: str) -> set[str]:
 def test_what_the_scripts_read_for_the_reference_changes_it(script):
     tree = ast.parse(script.read_text())
     read = read_by(tree, "load") | read_by(tree, "reference")
-    assert {"UNITS", "SEED"} <= read
+    # The rows of options.py compute their own, in their own process.
+    assert {"UNITS", "SEED"} <= read or script.stem == "options"
     assert {name for name in read if settings.changed_by(name) < Changes.REFERENCE} == set()
 
 
