@@ -18,7 +18,7 @@ from harness.record import consistency, intervals
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
 SCHEMA = 1  # of a run's folder and its layouts
 RECORDS = (1, 2)  # of a record; a new one has the last
-MODES = ("fit", "train", "forward", "stack")
+MODES = ("fit", "train", "forward", "stack", "request")
 DEVICES = ("gpu", "cpu")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 STATUSES = ("ok", "skipped", "failed")
@@ -132,6 +132,18 @@ def _replicas(value: Any) -> bool:
     )
 
 
+LATENCY = {"p50_ms", "p99_ms", "p999_ms", "max_ms", "requests", "joules"}
+
+
+def _latency(value: Any) -> bool:
+    """Percentiles; null where so few requests have no such one. Joules: of one request."""
+    if not isinstance(value, dict) or set(value) != LATENCY or not all(map(number_or_null, value.values())):
+        return False
+    known = [value[key] for key in ("p50_ms", "p99_ms", "p999_ms") if value[key] is not None]
+    ordered = known == sorted(known) and _number(value["max_ms"]) and [0, *known][-1] <= value["max_ms"]
+    return ordered and _count(value["requests"]) and all(ms > 0 for ms in known) and not (value["joules"] or 0) < 0
+
+
 def _throughput(value: Any) -> bool:
     return isinstance(value, dict) and _number(value.get("value")) and isinstance(value.get("unit"), str)
 
@@ -207,6 +219,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
     "replicas": ("{gpus, workers, hosts, names, link, nccl, communication_ms}", _replicas),
+    "latency": ("{p50_ms, p99_ms, p999_ms, max_ms, requests, joules}, in this order but for the last two", _latency),
     # of --repeat-until
     "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }

@@ -18,6 +18,7 @@ from harness.run import options
 from harness.run.options import Constant, Header, Options
 
 SEVERAL_GPUS = "multi_gpu"  # runs where more than one GPU is visible or --only names it
+ON_DEMAND = ("latency",)  # run where --only names them
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
@@ -67,7 +68,7 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
     several = found.device != "cpu" and machine.gpu_count() > 1
-    usual = ",".join(name for name in headers if name != SEVERAL_GPUS or several)
+    usual = ",".join(name for name in headers if name not in ON_DEMAND and (name != SEVERAL_GPUS or several))
     chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [
