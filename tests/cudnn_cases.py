@@ -34,9 +34,7 @@ def arguments(model, seed: int = 0, time: int = TIME, batch: int = BATCH) -> dic
     return {name: value.astype(model.dtype.as_numpy_dtype) for name, value in values.items()}
 
 
-def run(
-    model, given: Mapping[str, np.ndarray], sequence_lengths=None, is_training: bool = True, upstream_seed: int = 1
-):
+def run(model, given: Mapping[str, np.ndarray], sequence_lengths=None, is_training: bool = True):
     """Outputs, and the gradients of a random weighting of all outputs by all arguments; NumPy, under their names."""
     tensors = {name: tf.constant(value) for name, value in given.items()}
     with tf.GradientTape() as tape:

@@ -2,14 +2,17 @@
 
 import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine
 from models import rows
-from models.wavefront import softmax
+from models.wavefront import WavefrontLSTM, softmax
 from tests import cases
+from tests.comparing import error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_runtime")]
 
@@ -27,8 +30,9 @@ def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
 # --- language models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-@pytest.mark.parametrize("row", rows.TENSORFLOW)
+@pytest.mark.parametrize(
+    ("row", "precision"), [(row, p) for row, made in rows.TENSORFLOW.items() for p in made.precisions]
+)
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtime, row, precision):
     cases.execute_in(precision)
     trial = cases.language_model(row, precision)
@@ -38,7 +42,7 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtim
         assert proof.kernel["kernels"], f"{mode}: the profiler saw no kernel"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("ptb", [False, True])
 def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, ptb):
     monkeypatch.setattr(softmax, "LARGE", 0)
@@ -82,6 +86,37 @@ def test_tf32_labelled_fp32_fails_the_outputs(row):
 @pytest.mark.parametrize(("label", "executed_in"), [("fp16", "tf32"), ("tf32", "fp16"), ("fp32", "fp16")])
 def test_fp16_mistaken_for_another_precision_fails(label, executed_in):
     assert "precision" in failures_of_outputs("keras_cudnn", label, executed_in)
+
+
+@pytest.mark.parametrize(
+    ("label", "executed_in"), [("bf16", "fp16"), ("fp16", "bf16"), ("tf32", "bf16"), ("fp32", "bf16")]
+)
+@pytest.mark.parametrize("row", ["keras", "wavefront_persistent"])
+def test_bf16_mistaken_for_another_precision_fails(row, label, executed_in):
+    assert "precision" in failures_of_outputs(row, label, executed_in)
+
+
+@pytest.mark.parametrize(("policy", "limit"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
+@pytest.mark.parametrize(("units", "layers", "batch"), [(48, 3, 20), (650, 2, 20)])
+def test_recurrent_dropout_of_the_persistent_kernels_is_that_of_xla(gpu_runtime, units, layers, batch, policy, limit):
+    """With one seed both draw the same masks."""
+    cases.execute_in("fp32")
+    x = np.random.default_rng(0).normal(size=(batch, 9, 30)).astype("float32")
+    options = dict(recurrent_dropout=0.4, seed=1, return_sequences=True, dtype=policy)
+    kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
+    for layer in kinds:
+        layer.build(x.shape)
+    kinds[1].set_canonical(kinds[0].get_canonical())
+    found = []
+    for layer in kinds:
+        with tf.GradientTape() as tape:
+            outputs = layer(x, training=True)
+            loss = tf.reduce_sum(tf.square(tf.cast(outputs, "float32")))
+        gradients = tape.gradient(loss, [variable.value for variable in layer.trainable_variables])
+        found.append([np.asarray(tf.cast(y, "float32")) for y in (outputs, *gradients)])
+        assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x), "float32"))).max() > 1e-2, "without masks"
+    for given, expected in zip(found[1], found[0], strict=True):
+        assert error(given, expected) < limit
 
 
 @pytest.mark.parametrize(("named", "ran"), [("keras_cudnn", "keras"), ("keras", "keras_cudnn"),
@@ -156,4 +191,4 @@ def test_utilisation_is_a_percentage_above_0_while_products_run(gpu_runtime):
         with machine.UtilisationSampler() as sampler:
             clocks.run_for(1.5, lambda batch: tf.matmul(batch, batch), [a], gpu_runtime.sync)
     assert 0 < sampler.percent <= 100
-    assert machine.gpu_processes() in (None, *range(1, 100)), "this one, or none in a container"
+    assert machine.gpu_state()["gpu_processes"] in (None, *range(1, 100)), "this one, or none in a container"

@@ -22,7 +22,7 @@ CAPTURED = [row for row, made in rows.PYTORCH.items() if made.arguments["capture
 IN_ONE_PROCESS_EACH = [
     (row, precision)
     for row, made in rows.FIT.items()
-    for precision in ("fp32", "tf32", "fp16")
+    for precision in rows.PRECISIONS
     if row in rows.JAX | rows.KERAS and precision in made.precisions
 ]
 
@@ -47,7 +47,7 @@ def classifier(row: str, precision: str, dropout: float = 0.2, **options):
     return cases.build_classifier_of(rows.FIT[row], precision, dropout, device="cuda:0", **options)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
@@ -60,7 +60,7 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(row, preci
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_ptb_row_computes_what_the_reference_does(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
@@ -71,7 +71,7 @@ def test_ptb_row_computes_what_the_reference_does(row, precision):
     assert proof.record()["ok"], proof.record()["reason"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)

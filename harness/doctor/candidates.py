@@ -273,6 +273,8 @@ def _stack_code(
     lines.append(
         f"model = keras.models.clone_model(model, clone_function=lambda each: new.get(each.name, each){options})"
     )
+    if kind == "CompiledLoop":
+        lines.append(f"model = CompiledLoop([{_input()}, *model.layers[{_first(model)}:]])")
     return lines
 
 

@@ -107,12 +107,15 @@ def _built(named: str) -> tuple[Any, Any, Any]:
 
 
 def _import(name: str, where: str) -> Any:
-    """A module by its name or its file; found from this folder on, too."""
-    file = Path(name if name.endswith(".py") else f"{name}.py")
+    """A module by its name or its file, which is run once; found from this folder on, too."""
+    file = Path(name if name.endswith(".py") else f"{name}.py").resolve()
+    known = sys.modules.get(file.stem)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
     try:
         if file.is_file():
-            if str(file.resolve().parent) not in sys.path:
-                sys.path.append(str(file.resolve().parent))
+            if str(file.parent) not in sys.path:
+                sys.path.append(str(file.parent))
             spec = importlib.util.spec_from_file_location(file.stem, file)
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(file.stem, module)
@@ -365,9 +368,7 @@ def limit(precision: str) -> float:
     """Of max|a − b| / max|b| of the outputs: that of the proof (docs/proof.md)."""
     from harness.measure.proof import LIMITS
 
-    if precision in LIMITS:
-        return LIMITS[precision].outputs
-    return 8 * LIMITS["fp16"].outputs  # bf16: three bits fewer
+    return LIMITS[precision].outputs
 
 
 if __name__ == "__main__":

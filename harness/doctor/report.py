@@ -157,6 +157,8 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], m
     for name, gains in winners.items():
         code = next(each["code"] for each in found["candidates"] if each["name"] == name)
         gain = " and ".join(f"{word} {times:.2f} times as fast" for word, times in gains)
+        lost = [word for key, word in KINDS.items() if (speedup(tried[name].get(key)) or 1) < 1 / FASTER]
+        gain += "".join(f"; {word} slower" for word in lost)
         parts.append(f"**{name}**: {gain}.")
         parts.append("```python\n" + "\n".join(code) + "\n```")
     if winners:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from models.wavefront.keras_config import PENALTIES, from_keras_config
+from models.wavefront.convert import OWN
+from models.wavefront.keras_config import from_keras_config
 
 Link = tuple[Any, Any]  # (the Dropout before a layer or None, the layer)
 
@@ -46,7 +47,7 @@ def convertible(model: keras.Model, mode: str = "") -> tuple[list[Run], list[str
 
     A chain is cut where kinds, units or settings change, and where the Dropout between two layers has another rate.
 
-    mode: "lstm"; "" for GRU and SimpleRNN too.
+    mode: "lstm", of WavefrontLSTM; "" of cuDNN's, for GRU and SimpleRNN too.
     """
     runs, refused = [], []
     for owner, path, chain, reasons in _chains(model, ()):
@@ -85,7 +86,7 @@ def _refused(below: Sequence[Any], layer: Any, mode: str) -> str:
     if one.return_state:
         return "return_state=True: a stack's states have another form"
     try:
-        fields = from_keras_config([keras.layers.serialize(each) for each in (*below, layer)], PENALTIES)
+        fields = from_keras_config([keras.layers.serialize(each) for each in (*below, layer)], OWN if mode else ())
     except (ValueError, KeyError, TypeError) as error:
         return " ".join(str(error).split()).removeprefix(f"layer {len(below)}: ").removeprefix("forward ")[:200]
     if mode and fields["mode"] != mode:

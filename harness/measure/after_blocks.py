@@ -105,10 +105,13 @@ def hold_next_steps(proof: Proof, trial: Any, reference: Mapping[str, Any], numb
         if not k:
             stored = stored_error(start, expected, norm_2)
             moving = [name for name in moving if stored[name] < MOVES]
-            limits = {name: max(proof.limit.update, min(WIDEST, SLACK * error)) for name, error in stored.items()}
+            limits = {
+                name: max(proof.limit.update, min(WIDEST[proof.precision], SLACK * error))
+                for name, error in stored.items()
+            }
             error, name, limit = worst(updates, expected, norm_error, limits)
             proof.hold("update", error, f"{name} of {where}", limit)
-            limit = max(ALONG_LIMIT, min(WIDEST, SLACK * max(stored.values())))
+            limit = max(ALONG_LIMIT, min(WIDEST[proof.precision], SLACK * max(stored.values())))
             proof.hold_length("update", f"the update of {where}", along(updates, expected), limit)
         still = [name for name in moving if not updates[name].any()]
         if still:

@@ -65,7 +65,7 @@ class Limit(NamedTuple):
 #   fp32  6.2e-7; 1.3e-5; 1.0e-4; 9.4e-7
 #   tf32  2.1e-4 to 6.2e-4; 8.4e-4; 2.7e-3 (cudnn_stack in MNIST 4.0e-2: why, is not known yet); 2.5e-5
 #   fp16  6.7e-4 to 1.9e-3; 1.8e-2; 0.23; 5.6e-5
-#   bf16  4.9e-3 to 1.2e-2; 1.7e-2; 2.9e-2; 3.6e-4, on a CPU alone: no GPU has been seen
+#   bf16  3.4e-3 to 1.4e-2; 1.9e-2; 0.20; 2.3e-3, on a CPU alone (relus apart: see WIDEST)
 # Outputs and gradients of a precision lie above the limits of the next finer one. fp16 updates err most: small
 # gradients vanish, and Adam divides by them.
 LIMITS = {
@@ -90,7 +90,9 @@ CLIPPED_LIMIT = 0.05  # the same of gradients on the other side of the bound of 
 CURVE_END = 100.0  # times LIMITS' loss: a limit beyond that would tell nothing
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}  # in which outputs are stored
 STORED = 2.0**-24  # rounding of a float32 weight, which is the master's in every precision
-WIDEST = 0.5  # limit of gradients and updates: a layer that is left out errs by 1
+# Limit of gradients and updates: a layer that is left out errs by 1. At bf16 relus of MNIST's head, on for a sequence and off in
+# float64, make a bias' update wrong by 0.66 in a right row, and by 0.67 in the reference from weights that are off by 2⁻⁷.
+WIDEST = {"fp32": 0.5, "tf32": 0.5, "fp16": 0.5, "bf16": 0.9}
 
 
 class Trial(Protocol):
@@ -298,7 +300,9 @@ class Proof:
         changes = {name: reference["gradient_step"] * array for name, array in reference["gradients"].items()}
         stored, rounded = stored_error(start, changes, largest), reference["rounded_gradients"]
         explained = {name: max(SLACK * stored[name], COARSE[self.precision] * float(rounded[name])) for name in stored}
-        return {name: max(self.limit.gradients, min(WIDEST, error)) for name, error in explained.items()}
+        return {
+            name: max(self.limit.gradients, min(WIDEST[self.precision], error)) for name, error in explained.items()
+        }
 
     def _update_limits(self, start: Mapping[str, np.ndarray], reference: Mapping[str, Any]) -> dict[str, float]:
         """By tensor: as coarse as float32 weights, as sensitive as the training, as far as its relus may turn on or off."""
@@ -307,7 +311,7 @@ class Proof:
         for name in stored:
             moves = self.rounding * float(reference["update_sensitivity"][name])
             explained = max(SLACK * stored[name], SLACK * moves, COARSE[self.precision] * float(rounded[name]))
-            limits[name] = max(self.limit.update, min(WIDEST, explained))
+            limits[name] = max(self.limit.update, min(WIDEST[self.precision], explained))
         return limits
 
     def hold(self, proof: str, error: float, at: str, limit: float) -> None:
@@ -386,7 +390,10 @@ class Proof:
         sizes = [norm_2(update) ** 2 for update in reference["updates"].values()]
         sensitivity = [float(reference["update_sensitivity"][name]) ** 2 for name in reference["updates"]]
         moves = SLACK * self.rounding * math.sqrt(np.average(sensitivity, weights=sizes))
-        limit = max(ALONG_LIMIT, min(WIDEST, max(moves, COARSE[self.precision] * float(reference["rounded_length"]))))
+        limit = max(
+            ALONG_LIMIT,
+            min(WIDEST[self.precision], max(moves, COARSE[self.precision] * float(reference["rounded_length"]))),
+        )
         self.hold_length("update", "the update", along(updates, reference["updates"]), limit)
         if len(reference["clip_bias"]):
             found = trial.gradients_elsewhere(reference["clip_bias"], reference["clip_targets"].astype(np.int64))

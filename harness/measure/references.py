@@ -67,7 +67,9 @@ def load_reference(path: Path) -> dict[str, Any]:
                 held[name or head] = _array(archive, member)
     except UNREADABLE as error:
         what = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path}: no reference ({what}); remove the file and run again with --resume") from None
+        raise UserError(
+            f"{path}: no reference ({what}); remove the file, here and in the runs beside this one, and run again with --resume"
+        ) from None
     return reference
 
 

@@ -1,6 +1,7 @@
 """Which frameworks there are, and which packages and environment variables concern the rows of one of them alone."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -13,6 +14,7 @@ class Framework(NamedTuple):
         packages: those whose versions concern its own rows alone.
         prefixes: how the environment variables begin that steer it; variables of no framework steer all.
         python: the oldest that it runs on here.
+        cpu_devices: environment variables by which one process of it has "{}" devices on a CPU, where it can.
     """
 
     title: str
@@ -20,6 +22,7 @@ class Framework(NamedTuple):
     packages: tuple[str, ...]
     prefixes: tuple[str, ...]
     python: tuple[int, int] = (3, 10)
+    cpu_devices: Mapping[str, str] = MappingProxyType({})
 
 
 # By the name of the module that a row imports, which is also the name of its version in a record's environment.
@@ -28,7 +31,14 @@ FRAMEWORKS = {
         "TensorFlow", "tensorflow.TensorFlowRuntime", ("tensorflow", "tensorflow-cpu"), ("TF_", "XLA_")
     ),
     "torch": Framework("PyTorch", "pytorch.TorchRuntime", ("torch",), ("TORCH", "PYTORCH_", "TRITON_")),
-    "jax": Framework("JAX", "jax.JaxRuntime", ("jax", "jaxlib"), ("JAX_", "XLA_"), (3, 11)),
+    "jax": Framework(
+        "JAX",
+        "jax.JaxRuntime",
+        ("jax", "jaxlib"),
+        ("JAX_", "XLA_"),
+        (3, 11),
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count={}"},
+    ),
 }
 
 

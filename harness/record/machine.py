@@ -258,17 +258,12 @@ def gpu_state() -> dict | None:
         }
 
 
-def gpu_processes() -> int | None:
-    """Processes that compute on the first GPU now, this one among them; None without a GPU.
+def _processes(nvml, gpu) -> int | None:
+    """Processes that compute on the GPU now, this one among them.
 
-    None, too, where NVML does not list this process: before it has used the GPU, or in a container whose processes have other
+    None where NVML does not list this process: before it has used the GPU, or in a container whose processes have other
     numbers outside it. How many of those that are listed are others is not known then.
     """
-    with _first_gpu() as (nvml, gpu):
-        return _processes(nvml, gpu) if nvml else None
-
-
-def _processes(nvml, gpu) -> int | None:
     listed = {process.pid for process in _asked(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()}
     return len(listed - _siblings()) if os.getpid() in listed else None
 

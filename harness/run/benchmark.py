@@ -28,7 +28,8 @@ from harness.run import bf16, child, environments, estimate, options, processes,
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
-REFERENCE = 3  # what a reference holds: a run of an earlier commit that goes on has it computed anew
+# What a reference comes from besides the script: another commit has its own. Patterns below the project.
+REFERENCE_CODE = ("models/reference/*.py", "models/weights/*.py", "harness/data/*.py", "harness/measure/references.py")
 AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
@@ -181,7 +182,7 @@ class References:
     def __init__(self, parents: Iterable["Parent"], bar: Any) -> None:
         self.failed: dict[str, processes.Outcome] = {}
         self._bar = bar
-        self._rest = [parent for parent in parents if not parent.reference_path().exists()]
+        self._rest = [parent for parent in parents if not _is_there(parent.reference_path())]
 
     def next_work(self) -> processes.Work | None:
         """The process that computes the next one; None: all have been started."""
@@ -201,10 +202,26 @@ class References:
         return processes.Work(parent.reference_child(path), ended)
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a reference has been computed; where another run beside this one has the same, it becomes this one's too."""
+    if not path.exists() and (others := sorted(path.parents[2].glob(f"*/references/{path.name}"))):
+        path.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # such as of another file system
+            os.link(others[0], path)
+    return path.exists()
+
+
 def found_no_memory(outcome: processes.Outcome) -> bool:
     """Whether a process failed for want of memory, of the device or of the host."""
     reasons = [outcome.reason, *(part.get("reason", "") for part in (outcome.result or {}).values())]
     return any("out of memory" in reason or "out of host memory" in reason for reason in reasons)
+
+
+@functools.cache
+def _digest_of(script: Path) -> str:
+    """Of the code that computes the script's reference."""
+    files = [script, *(path for pattern in REFERENCE_CODE for path in sorted(machine.PROJECT.glob(pattern)))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _missing(name: str, row: Row) -> str:
@@ -541,10 +558,11 @@ class Parent:
         return child
 
     def reference_path(self) -> Path:
-        """One reference per data and constants that change it: `<out>/references/<benchmark>.<hash of both>.npz`."""
+        """One reference per data, constants that change it and code: `<out>/references/<benchmark>.<hash of all>.npz`."""
         data = self._data()
         computed = settings.of(self.constants, Changes.REFERENCE)
-        content = json.dumps([REFERENCE, computed, data["sha256"], data["embedded"]], sort_keys=True)
+        code = _digest_of(Path(self.benchmark.script))
+        content = json.dumps([code, computed, data["sha256"], data["embedded"]], sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         return (self.out / "references" / f"{self.benchmark.name}.{key}.npz").resolve()
 

@@ -67,8 +67,10 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
     if {"peers", "no_install"} <= found.flags:
         by_hand = "name Pythons that have them, TORCH_PYTHON=... and JAX_PYTHON=..."
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
-    several = found.device != "cpu" and machine.gpu_count() > 1
-    usual = ",".join(name for name in headers if name not in ON_DEMAND and (name != SEVERAL_GPUS or several))
+    asked = bool({"help", "list"} & found.flags)
+    several = asked or (found.device != "cpu" and machine.gpu_count() > 1)  # asked last
+    left_out = {*(() if asked else ON_DEMAND), *(() if several else (SEVERAL_GPUS,))}
+    usual = ",".join(name for name in headers if name not in left_out)
     chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
     for name in [*found.values, *(found.flags & script_flags.keys())]:
         having = [

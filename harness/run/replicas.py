@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.record import machine
+from harness.record.frameworks import FRAMEWORKS
 from harness.run import benchmark, processes, progress, sweep, workers
 
 SCALINGS = ("weak", "strong")
@@ -130,8 +131,9 @@ class Parent(sweep.Sweep):
             visible = [",".join(visible)]
         where = workers.places(self._hosts()[:count], count, visible)
         child = point.parent._child("row", row=row, **point.parent._job(number))
-        if self.device == "cpu" and self.benchmark.rows[row].framework == "jax" and count < gpus:
-            child["env"] = {**child["env"], "XLA_FLAGS": f"--xla_force_host_platform_device_count={gpus}"}
+        if self.device == "cpu" and count < gpus:
+            several = FRAMEWORKS[self.benchmark.rows[row].framework].cpu_devices
+            child["env"] = {**child["env"], **{name: value.format(gpus) for name, value in several.items()}}
         return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
 
 

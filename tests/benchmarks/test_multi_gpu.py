@@ -65,10 +65,19 @@ def needs_torch():
     pytest.importorskip("torch")
 
 
+def test_a_row_without_an_all_reduce_is_caught_beside_one_that_has_it(script):
+    needs_torch()
+    ran = script("--config=quick", "--rows=torch_bucket,torch_bucket_no_all_reduce")
+    right, wrong = (ran.records[row] for row in ("torch_bucket", "torch_bucket_no_all_reduce"))
+    assert (right["status"], right["reason"]) == ("ok", "") and right["config"]["BATCH_SIZE"] == 8
+    assert ran.status == 1 and wrong["status"] == "failed"
+    assert {"kernel", "gradients"} <= set(wrong["proof"]["failed"]), wrong["reason"]
+    assert "Weak scaling" in (ran.out / "multi_gpu.md").read_text()
+
+
 @pytest.mark.parametrize(
     "config, rows",
     [
-        ("quick", "torch_bucket"),
         pytest.param("quick", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
         pytest.param("quick", "wavefront_workers", marks=slow),
         # with dropout, clipping and states that are carried
@@ -91,7 +100,6 @@ def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, 
 @pytest.mark.parametrize(
     "row, plant",
     [
-        ("torch_bucket", "no_all_reduce"),
         *(pytest.param("torch_bucket", plant, marks=slow) for plant in HELD if plant != "no_all_reduce"),
         *(pytest.param("wavefront_workers", plant, marks=slow) for plant in HELD if plant != "last_bit"),
     ],

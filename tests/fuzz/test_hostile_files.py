@@ -108,7 +108,10 @@ def load_as_ptb(path: Path) -> None:
 def test_reference_whose_member_would_leave_its_folder_is_refused(nothing_written, kind):
     given = nothing_written / "given"
     given.write_bytes(zip_of(kind))
-    with pytest.raises(UserError, match=r"no reference .*; remove the file and run again with --resume"):
+    with pytest.raises(
+        UserError,
+        match=r"no reference .*; remove the file, here and in the runs beside this one, and run again with --resume",
+    ):
         references.load_reference(given)
 
 

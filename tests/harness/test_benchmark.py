@@ -14,6 +14,7 @@ import pytest
 
 from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
+from harness.run import benchmark
 
 
 def named(page: Path) -> set[str]:
@@ -209,6 +210,18 @@ def test_a_failing_reference_fails_the_rows_with_its_reason(stub):
     assert stub.main("--rows=first") == 1
     assert stub.record("first")["reason"].startswith("the float64 reference: ValueError: no such layer; see logs/")
     assert not any(line.startswith("first") for line in stub.starts()), "no process was started to find nothing"
+
+
+def test_a_reference_that_another_run_has_is_taken_from_there_unless_the_code_differs(stub):
+    assert stub.main("--rows=first") == 0
+    assert stub.main("--rows=first", f"--out={stub.folder / 'second'}") == 0
+    assert stub.starts().count("reference") == 1
+    (own,), (others,) = ((stub.folder / run).glob("references/*.npz") for run in ("out", "second"))
+    assert own.name == others.name and own.read_bytes() == others.read_bytes()
+    stub.script.write_text(stub.script.read_text() + "# changed\n")
+    benchmark._digest_of.cache_clear()
+    assert stub.main("--rows=first", f"--out={stub.folder / 'third'}") == 0
+    assert stub.starts().count("reference") == 1
 
 
 def test_rows_start_beside_the_reference_and_wait_for_it(stub):

@@ -109,7 +109,7 @@ def test_one_bar_spans_the_whole_run_on_a_terminal_and_what_scripts_print_stays_
     assert {total for _, total in counts} == {28} and [done for done, _ in counts] == sorted(done for done, _ in counts)
     assert counts[0][0] == 0 and counts[-1][0] == 28
     assert "the_row, about" in text
-    for name in jobs.scripts(suite.BENCHMARKS):
+    for name in jobs.scripts(scripts):
         assert re.search(rf"(^|[\r\n\x1b]|\x1b\[A)\s*printed by {name}\r?\n", text), name
 
 
