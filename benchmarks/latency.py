@@ -8,6 +8,7 @@ python benchmarks/latency.py --list
 ./run_all.sh runs it where --only names it.
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -50,8 +51,14 @@ ROW_BUDGET_S = 120.0        # s; a point that has taken a row longer gets no fur
 UNROLLED_STEPS = 10  # at most, of a row that writes them all out: torch.compile takes minutes for more
 
 
+PACKAGES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}  # that a row needs besides
+
+
 def cannot(row, constants):
     """Why a row cannot run with these constants, or ""."""
+    needed = PACKAGES.get(row.arguments.get("runtime"), ())
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
+        return f"{' and '.join(missing)} not installed: {sys.executable} -m pip install -r requirements-serving.txt"
     steps = constants.get("TIME_STEPS")  # at a point
     if row is rows.SERVERS["torch_compile"] and steps and steps > UNROLLED_STEPS:
         return f"its steps are written out, and compiled for minutes: {UNROLLED_STEPS} at most"
@@ -125,7 +132,8 @@ LAYOUT = {
         "CPU, and where the requests took under a second.",
         "Every row starts from zero states. Its answers are held to float64 before and after timing, and at random places "
         "while the clock runs; those of a stream to the whole sequence's.",
-        "Host memory is that of the row's process with its framework and all points so far.",
+        "Host memory is that of the row's process with its framework and all points so far; onnxruntime and openvino run in a "
+        "process that has loaded TensorFlow.",
         "keras_predict makes a tf.data pipeline for each request, as model.predict does. No row keeps weights on the chip "
         "between requests: wavefront_persistent reads them again at each, since a kernel that waited for the next request "
         "would keep the GPU from everything else.",

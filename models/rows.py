@@ -702,6 +702,12 @@ def _server(what: str, row: str, **arguments: Any) -> Row:
     return replace(own, what=what, factory=factory, arguments=arguments, precisions=FLOAT32, needs_gpu=needs_gpu)
 
 
+def _onnx_server(what: str, runtime: str, op: str) -> Row:
+    """runtime: of models.onnx.serving; it runs in the environment of TensorFlow's rows, on the CPU alone."""
+    expected = _ops(lambda layers, steps: {op: (layers, layers)}, MATMUL)
+    return Row(what, "tensorflow", "models.onnx.serving.build", expected, {"runtime": runtime}, precisions=("fp32",))
+
+
 def _graph_of_stack(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
     return {"ops": {GRAPH_LAUNCH: (1, 1)}, "not_ops": _NOT_BESIDE_A_GRAPH, "kernels": CUDNN_KERNEL}
 
@@ -734,4 +740,6 @@ SERVERS: dict[str, Row] = {
     ),
     "jax_scan": _server("JAX: a lax.scan over time per layer, jitted", "jax_scan"),
     "jax_cudnn": _server("JAX: jax.experimental.rnn.lstm (cuDNN), jitted", "jax_cudnn"),
+    "onnxruntime": _onnx_server("ONNX Runtime: the stack as an ONNX model, on the CPU", "onnxruntime", "LSTM"),
+    "openvino": _onnx_server("OpenVINO: the same ONNX model, on the CPU", "openvino", r"LSTM(Sequence|Cell)"),
 }

@@ -307,7 +307,8 @@ class Measurement:
         """Prove and time a server, request by request: from the request on the host to the answer there.
 
         Args:
-            server: `answer(request)`, which returns a NumPy array of its own, and `restore()`, which starts a stream anew.
+            server: `answer(request)`, which returns a NumPy array of its own, and `restore()`, which starts a stream anew;
+                `profile(function)`, as of a Runtime, where another program than the row's framework answers.
             requests: float32 [batch, steps, features] each, taken in turn; `restore` is called before the first of a round.
                 What they come to is reference["answers"] [requests, batch, steps, units].
 
@@ -355,7 +356,7 @@ class Measurement:
             with self._turns.device():
                 hold("after timing")
                 server.restore()
-                profile = self.runtime.profile(lambda: server.answer(requests[0]))
+                profile = getattr(server, "profile", self.runtime.profile)(lambda: server.answer(requests[0]))
                 kernel = self.kernel._replace(rest_ops={}, rest_kernels="").of_mode("forward", server)
                 proof.what_ran(profile, kernel, self.device)
                 self._phases.over("proof: after")
