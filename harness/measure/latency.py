@@ -4,15 +4,17 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Any
 
-SLOW_S = 0.01  # s that one request takes at the least, for which a tenth of the requests is timed
+LIMIT_S = (
+    4.0  # s that the requests of a point take; slow ones longer, since a tenth of them is timed whatever that takes
+)
 SAMPLES = 16  # requests whose answers are held to the reference, besides the last one; which ones no row can know
 JOULES_S = 1.0  # s that the requests take together at the least: the counter moves some ten times a second
 PER_MILLE = {"p50_ms": 500, "p99_ms": 990, "p999_ms": 999}
 
 
 def requests_of(most: int, request_s: float) -> int:
-    """How many requests are timed, of which one takes `request_s`."""
-    return most if request_s <= SLOW_S else max(1, most // 10)
+    """How many requests are timed, of which one takes `request_s`: at most so many, and a tenth of that at the least."""
+    return min(most, max(1, most // 10, int(LIMIT_S / max(request_s, 1e-9))))
 
 
 def sampled(count: int) -> Collection[int]:

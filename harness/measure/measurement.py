@@ -361,7 +361,7 @@ class Measurement:
                 proof.what_ran(profile, kernel, self.device)
                 self._phases.over("proof: after")
             found = latency.latency_of([s for own in timed.seconds for s in own], timed.joules)
-            few = [f"{found['requests']} requests: one takes over {1e3 * latency.SLOW_S:g} ms"]
+            few = [f"fewer than {c['REQUESTS']:,} requests, which would take over {latency.LIMIT_S:g} s"]
             part |= {
                 "blocks_ms": [1e3 * sum(own) / len(own) for own in timed.seconds],
                 "latency": found,

@@ -105,7 +105,7 @@ class OnnxServer:
         return found["outputs"]
 
     def profile(self, function: Callable[[], object]) -> dict[str, Any]:
-        """As of a Runtime of harness/frameworks: what ran when `function` called `answer`, of this very model, loaded once more."""
+        """As of a Runtime of harness/frameworks: what ran when `function` called `answer`; of this model, loaded once more."""
         served, self._run = self._run, self.load(profiled=True)
         function()
         self._run, ops = served, dict(self.ops())

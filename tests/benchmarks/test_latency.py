@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,8 @@ def test_joules_are_of_one_request_and_of_a_second_at_least():
     assert latency.latency_of([0.1] * 4, 8.0)["joules"] is None
 
 
-def test_a_tenth_of_the_requests_is_timed_where_one_takes_over_10_ms():
-    assert [latency.requests_of(10_000, s) for s in (1e-5, 0.01, 0.011, 1.0)] == [10_000, 10_000, 1000, 1000]
+def test_slow_requests_are_fewer_and_a_tenth_at_least():
+    assert [latency.requests_of(10_000, s) for s in (1e-5, 4e-4, 1e-3, 0.01, 1.0)] == [10_000, 10_000, 4000, 1000, 1000]
 
 
 def test_nothing_but_the_request_lies_between_two_readings_of_the_clock(monkeypatch):
@@ -123,8 +124,9 @@ def test_the_recipe_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
     assert "wavefront" not in serve
     monkeypatch.setitem(sys.modules, "wavefront_lstm", models.wavefront)
     monkeypatch.chdir(tmp_path)
-    exec(compile(train, "train", "exec"), trained := {})
-    exec(compile(serve, "serve", "exec"), served := {})
+    Path("train.py").write_text(train)
+    Path("serve.py").write_text(serve)
+    trained, served = runpy.run_path("train.py"), runpy.run_path("serve.py")
     request = served["request"]
     np.testing.assert_allclose(trained["model"](request), served["answer"], rtol=1e-4, atol=1e-5)
 
@@ -151,7 +153,7 @@ def test_a_row_is_measured_proven_and_drawn(tmp_path):
             assert (record["status"], record["reason"]) == ("skipped", "needs an NVIDIA GPU")
             continue
         assert record["status"] == "ok" and record["mode"] == "request" and record["proof"]["outputs_err"] < 1e-5
-        assert record["latency"]["requests"] in (200, 20) and len(record["blocks_ms"][0]) == 5
+        assert 20 <= record["latency"]["requests"] <= 200 and len(record["blocks_ms"][0]) == 5
         assert record["memory_peak_bytes"]["resident"] > 10**7
     text = (out / "latency.md").read_text()
     assert "One request after the other: quick-stream-batch_1, CPU, fp32" in text
