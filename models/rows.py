@@ -491,7 +491,6 @@ LANGUAGE_MODEL: dict[str, Row] = TENSORFLOW | PYTORCH | JAX | KERAS
 
 COLLECTIVE_REDUCE = r"(\w+:)*CollectiveReduceV[23]"
 TORCH_ALL_REDUCE = r"c10d::allreduce_|gloo:all_reduce|nccl:all_reduce|ncclDevKernel_AllReduce\w*"
-NCCL_KERNEL = r"nccl\w*AllReduce"
 
 
 @dataclass(frozen=True)
@@ -502,8 +501,7 @@ class ReplicatedRow:
         what: one line for the tables.
         single: of LANGUAGE_MODEL.
         factory: as of Row; it takes `group` and `replicas` besides, and the arguments of the single row's that it names.
-        collective: the op that has to run in a step, on a CPU; on a GPU a kernel that NCCL_KERNEL matches.
-        not_ops: an expression of the single row's ops that may run here.
+        collective: the op that has to run in a step on a CPU, once for each replica of a process.
         one_process: one process has all devices, instead of one each.
     """
 
@@ -512,7 +510,6 @@ class ReplicatedRow:
     factory: str
     collective: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    changed: Callable[[dict[str, Any]], dict[str, Any]] = dict
     one_process: bool = False
 
     @property
@@ -523,8 +520,7 @@ class ReplicatedRow:
         """The row's model; arguments and options as of Row.build, of the whole batch."""
         if replicas == 1:
             return self.row.build(*arguments, **options)
-        given = {key: value for key, value in self.row.arguments.items() if key not in ("captured", "own_dropout")}
-        given |= {**self.arguments, "group": group, "replicas": replicas}
+        given = {**self.row.arguments, **self.arguments, "group": group, "replicas": replicas}
         return imported(self.factory)(*arguments, **given, **options)
 
     def expected_ops(self, num_layers: int, time_steps: int, device: str, replicas: int) -> dict[str, Any]:
@@ -532,11 +528,8 @@ class ReplicatedRow:
         found = self.row.expected_ops(num_layers, time_steps, device)
         if replicas == 1:
             return found
-        found = {**self.changed(dict(found))}
-        if device == "gpu":
-            found["rest_kernels"] = NCCL_KERNEL
-        else:
-            found["train_ops"] = {**found.get("train_ops", {}), self.collective: 1}
+        if device == "cpu":  # on a GPU its kernels are looked for (harness/measure/replicas.py)
+            found = {**found, "train_ops": {**found.get("train_ops", {}), self.collective: 1}}
         return _of_steps(found, replicas) if self.one_process else found
 
 

@@ -99,7 +99,7 @@ def rules(layer: Any) -> tuple[list[str], list[str]]:
     if not layer.use_bias:
         changes.append("use_bias=False: cuDNN's cells have biases")
     if layer.recurrent_dropout:
-        changes.append(f"recurrent_dropout={layer.recurrent_dropout:g}: cuDNN has none")
+        changes.append(f"recurrent_dropout={layer.recurrent_dropout:g}: cuDNN has none, WavefrontLSTM has it")
     if isinstance(layer, keras.layers.GRU) and not layer.cell.reset_after:
         changes.append("reset_after=False: cuDNN resets after the product")
     broken = [*changes]

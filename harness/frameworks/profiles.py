@@ -37,9 +37,8 @@ def bytes_to_host(details: str) -> int:
 
 
 PROFILED = "lstm_bench_profiled"  # the mark around what is profiled: what the profiler itself waits for lies outside
-COMMUNICATION = re.compile(
-    r"nccl", re.IGNORECASE
-)  # kernels by which GPUs add up: ncclDevKernel_AllReduce_Sum_f32_RING_LL
+COMMUNICATION = re.compile(r"nccl", re.IGNORECASE)  # kernels by which GPUs communicate
+ALL_REDUCE = re.compile(r"nccl\w*AllReduce")  # by which they add up: ncclDevKernel_AllReduce_Sum_f32_RING_LL
 NO_KERNEL = re.compile(r"mem(cpy|set)", re.IGNORECASE)
 SYNC = re.compile(r"cu(da)?(Stream|Device|Ctx|Context|Event)Synchronize(_\w+)?")  # of CUDA's runtime and driver
 

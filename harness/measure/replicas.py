@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.frameworks import cuda_libraries
-from harness.frameworks.profiles import COMMUNICATION
+from harness.frameworks.profiles import ALL_REDUCE, COMMUNICATION
 from harness.measure.beats import STEPS, WORKS
 from harness.measure.group import Group
 from harness.measure.measurement import Measurement, digest
@@ -73,8 +73,14 @@ class ReplicatedMeasurement(Measurement):
 
     def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
         proof, profile = super()._prove(trial, mode)
+        kernels = profile["kernels"]
+        if self.device == "gpu" and self.gpus > 1 and not any(map(ALL_REDUCE.search, kernels)):
+            proof.failures.setdefault(
+                "kernel", f"no kernel on the GPU matches {ALL_REDUCE.pattern}: nothing was added up"
+            )
         self._shared(proof)
-        self._communication_ms = sum(ms for name, ms in profile["kernels"].items() if COMMUNICATION.search(name))
+        own = self.gpus // self.group.size  # GPUs of this process
+        self._communication_ms = sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name)) / own
         return proof, {**profile, "launches": self._agree(profile["launches"])}
 
     def _time(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> tuple[dict, int]:

@@ -153,7 +153,9 @@ def run(child: Mapping[str, Any], where: Sequence[Place], replicas: int, link: s
                 beats = Path(folder, str(rank))
                 beats.write_bytes(bytes(BEATS.size))
                 own = {**child, "job": {**child["job"], "replicas": {**told, "rank": rank, "beats": str(beats)}}}
-                own["env"] = {**(child.get("env") or {}), **(environment if len(where) > 1 else {})}
+                if len(where) == 1:  # one process is no cluster
+                    environment = {key: environment[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in environment}
+                own["env"] = {**(child.get("env") or {}), **environment}
                 own["log"] = log.with_suffix(f".worker{rank}.log") if rank else log
                 workers.append(_Worker(stack.enter_context(Child(**own)), names[rank], beats, own["log"]))
         except OSError as error:

@@ -120,6 +120,7 @@ def build(
     group: Group,
     replicas: int,
     device: str = "cpu",
+    captured: bool = False,
     bucket: bool = False,
     **options,
 ) -> TorchLanguageModel:
@@ -127,13 +128,14 @@ def build(
 
     Args:
         group: the processes of the row, one for each of the `replicas`.
-        bucket: add up flat buckets, on a GPU inside a CUDA graph, instead of by DistributedDataParallel.
+        captured: with bucket, on a GPU: each step is a CUDA graph, NCCL's kernels in it.
+        bucket: add up flat buckets, instead of by DistributedDataParallel.
     """
     if group.size != replicas:
         raise ValueError(f"{group.size} processes given, expected one for each of {replicas} replicas")
     join(device)
     kind = DistributedModel
     if bucket:
-        kind = BucketModel if device == "cpu" else CapturedBucketModel
+        kind = CapturedBucketModel if captured and device != "cpu" else BucketModel
     made = stack(weights, stack_size(weights)[0], COMPUTE_DTYPE[precision], device)
     return kind(made, weights, states, batches, optimizer, group=group, **options)

@@ -184,7 +184,7 @@ class LanguageModel(trial.LanguageModelTrial):
         return [v.value for v in self.variables]
 
     def numpy(self, tensor: tf.Tensor) -> np.ndarray:
-        return tensor.numpy()
+        return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
     def stacked(self, losses: Sequence) -> np.ndarray:
         return tf.stack(losses).numpy()

@@ -28,7 +28,7 @@ def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
 
     Before anything else of TensorFlow runs. NCCL adds up on GPUs, a ring on a CPU.
     """
-    if device == "gpu":
+    if "GPU" in device:
         return tf.distribute.MirroredStrategy([f"/GPU:{k}" for k in range(replicas)])
     [cpu] = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -39,7 +39,7 @@ def multi_worker(replicas: int, device: str) -> tf.distribute.Strategy:
     """tf.distribute.MultiWorkerMirroredStrategy of the processes that TF_CONFIG names, a device each; made as early."""
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=kinds.NCCL if device == "gpu" else kinds.RING, timeout_seconds=TIMEOUT_S
+        implementation=kinds.NCCL if "GPU" in device else kinds.RING, timeout_seconds=TIMEOUT_S
     )
     found = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     if found.num_replicas_in_sync != replicas:
@@ -213,7 +213,7 @@ def build(
     strategy: str,
     replicas: int,
     bucket: bool = False,
-    device: str = "cpu",
+    device: str = "/CPU:0",
     **options,
 ) -> LanguageModel:
     """The language model of a row; arguments as of models.tf.language_model.build, of the whole batch.
@@ -223,7 +223,7 @@ def build(
         strategy: of STRATEGIES.
         replicas: devices in all.
         bucket: a BucketModel instead of a StrategyModel.
-        device: "cpu" or "gpu".
+        device: in TensorFlow's words, such as "/GPU:0" or "/CPU:0".
     """
     made = STRATEGIES[strategy](replicas, device)
     kind, learning_rate = optimizer

@@ -6,11 +6,16 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
 
 from harness.measure.beats import STARTS, STEPS, WORKS
+from harness.measure.group import Group
+from harness.measure.measurement import Measurement
+from harness.measure.proof import Proof
+from harness.measure.replicas import ReplicatedMeasurement
 from harness.record import machine, records
 from harness.run import replicas, workers
 
@@ -159,3 +164,21 @@ class Worker:
 )
 def test_those_hang_that_the_others_wait_for(found, last):
     assert workers.hanging(found, 45.0) == [found[k] for k in last]
+
+
+def profiled(gpus, kernels):
+    """The failures of a proof on so many GPUs whose profiled step had these kernels, and the ms of communication."""
+    measurement = object.__new__(ReplicatedMeasurement)
+    measurement.device, measurement.gpus, measurement.group = "gpu", gpus, Group()
+    proof = Proof("fp32")
+    found = (proof, {"kernels": kernels, "launches": 3})
+    with mock.patch.object(Measurement, "_prove", lambda *_: found):
+        measurement._prove(None, "train")
+    return proof.failures, measurement._communication_ms
+
+
+def test_a_profile_without_nccl_fails_on_several_gpus():
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    assert profiled(2, {nccl: 0.5, "gemm": 1.0}) == ({}, 0.25)  # of both GPUs of one process
+    assert profiled(1, {"gemm": 1.0}) == ({}, 0.0)
+    assert "nothing was added up" in profiled(2, {"ncclDevKernel_Broadcast": 0.1, "gemm": 1.0})[0]["kernel"]
