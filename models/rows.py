@@ -409,6 +409,8 @@ def _loops(unroll: int, forward: int, training: int) -> Expected:
         if device == "gpu":
             passes = {}
             ops = {JAX_MATMUL: num_layers * time_steps} if time_steps <= unroll else ops
+        if time_steps == 1:  # a loop of one step is none
+            ops, passes = {JAX_MATMUL: num_layers}, {}
         ops[JAX_PROGRAM] = (1, 1) if device == "cpu" else 1
         return {"ops": ops, "passes": passes, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
 
@@ -665,4 +667,72 @@ FIT: dict[str, Row] = {
     "keras_jax": _keras_fit("keras_jax", "Keras on JAX: LSTM(use_cudnn=False), jitted"),
     "keras_jax_cudnn": _keras_fit("keras_jax_cudnn", "Keras on JAX: LSTM(use_cudnn=True), jitted"),
     "keras_torch": _keras_fit("keras_torch", "Keras on PyTorch: LSTM(), op by op (cuDNN on a GPU)"),
+}
+
+# --- servers: one request after the other, from the host to the host ----------------------------------------------------
+
+FLOAT32 = PRECISIONS[:2]
+_EAGER_KERAS = _without_cudnn(lambda layers, steps: {"eager:MatMul": layers * steps}, LSTM_OP)
+_EAGER_CUDNN = TENSORFLOW["keras_cudnn_eager"].expected
+
+
+def _by_device(gpu: Expected, cpu: Expected) -> Expected:
+    return lambda num_layers, time_steps, device: (gpu if device == "gpu" else cpu)(num_layers, time_steps, device)
+
+
+def _keras_server(what: str, call: str, expected: Expected, use_cudnn: bool | str = "auto", **rest: Any) -> Row:
+    """A Keras model on TensorFlow; call: of models.tf.serving.KerasServer."""
+    arguments = {"call": call, "use_cudnn": use_cudnn}
+    return Row(what, "tensorflow", "models.tf.serving.build", expected, arguments, precisions=FLOAT32, **rest)
+
+
+def _server(what: str, row: str, **arguments: Any) -> Row:
+    """The stack of a row of LANGUAGE_MODEL as a server."""
+    own, folder = LANGUAGE_MODEL[row], {"tensorflow": "tf", "torch": "pytorch", "jax": "jax"}
+    factory = f"models.{folder[own.framework]}.serving.build"
+    arguments = {"stack": own.arguments["stack"], **arguments}
+    needs_gpu = own.needs_gpu or "captured" in arguments
+    return replace(own, what=what, factory=factory, arguments=arguments, precisions=FLOAT32, needs_gpu=needs_gpu)
+
+
+def _onnx_server(what: str, runtime: str, op: str) -> Row:
+    """runtime: of models.onnx.serving; it runs in the environment of TensorFlow's rows, on the CPU alone."""
+    expected = _ops(lambda layers, steps: {op: (layers, layers)}, MATMUL)
+    return Row(what, "tensorflow", "models.onnx.serving.build", expected, {"runtime": runtime}, precisions=("fp32",))
+
+
+def _graph_of_stack(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+    return {"ops": {GRAPH_LAUNCH: (1, 1)}, "not_ops": _NOT_BESIDE_A_GRAPH, "kernels": CUDNN_KERNEL}
+
+
+_BY_CUDNN = _by_device(_of_cudnn(lambda layers, steps: {"CudnnRNNV3": _once(layers)}), TENSORFLOW["keras"].expected)
+SERVERS: dict[str, Row] = {
+    "keras_predict": _keras_server("Keras: model.predict of a request; cuDNN on a GPU", "predict", _BY_CUDNN),
+    "keras_predict_on_batch": _keras_server(
+        "Keras: model.predict_on_batch; cuDNN on a GPU", "predict_on_batch", _BY_CUDNN
+    ),
+    "keras_call": _keras_server(
+        "Keras: model(request), op by op; cuDNN on a GPU", "call", _by_device(_EAGER_CUDNN, _EAGER_KERAS)
+    ),
+    "keras_function": _keras_server("Keras: the model in a tf.function; cuDNN on a GPU", "function", _BY_CUDNN),
+    "keras_xla": _keras_server(
+        "Keras: the model in a tf.function(jit_compile=True), use_cudnn=False", "xla", FIT["keras_xla"].expected, False
+    ),
+    "cudnn_stack": _server("CudnnLSTM in a tf.function: the stack in one cuDNN call", "cudnn_stack"),
+    "wavefront": _server("WavefrontLSTM's stack under XLA", "wavefront", jit_compile=True),
+    "wavefront_persistent": _server(
+        "WavefrontLSTM's stack in a persistent CUDA kernel, called from XLA", "wavefront_persistent", jit_compile=True
+    ),
+    "torch_lstm": _server("PyTorch: nn.LSTM, op by op (cuDNN on a GPU)", "torch_lstm"),
+    "torch_lstm_graph": replace(
+        _server("PyTorch: nn.LSTM in a CUDA graph, between pinned buffers", "torch_lstm", captured=True),
+        expected=_graph_of_stack,
+    ),
+    "torch_compile": _server(
+        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile", "torch_compile", compiled=True
+    ),
+    "jax_scan": _server("JAX: a lax.scan over time per layer, jitted", "jax_scan"),
+    "jax_cudnn": _server("JAX: jax.experimental.rnn.lstm (cuDNN), jitted", "jax_cudnn"),
+    "onnxruntime": _onnx_server("ONNX Runtime: the stack as an ONNX model, on the CPU", "onnxruntime", "LSTM"),
+    "openvino": _onnx_server("OpenVINO: the same ONNX model, on the CPU", "openvino", r"LSTM(Sequence|Cell)"),
 }

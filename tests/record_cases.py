@@ -9,7 +9,9 @@ ERRORS = {  # by mode
     "train": ("outputs", "gradients", "update", "loss", "spread"),
     "forward": ("outputs", "loss", "spread"),
     "stack": ("outputs", "gradients", "loss", "spread"),
+    "request": ("outputs",),
 }
+LATENCY = {"p50_ms": 10.4, "p99_ms": 11.0, "p999_ms": None, "max_ms": 12.0, "requests": 200, "joules": None}
 TESTS = Path(__file__).resolve().parent
 # Runs whose records have to stay readable: those of results/, and samples of what earlier commits wrote.
 RUNS = sorted(
@@ -45,6 +47,8 @@ def make(**changes):
         proof=proof_of(changes.get("mode", "train"), changes.get("device", "cpu")),
         items_per_batch=100,
     )
+    if changes.get("mode") == "request":
+        given |= {"latency": LATENCY, "items_per_batch": 1, "throughput": {"value": 1e3 / 10.5, "unit": "requests/s"}}
     given |= changes
     if isinstance(given["step_ms"], dict) and isinstance(given["step_ms"].get("median"), int | float):
         given.setdefault("throughput", {"value": 100 / given["step_ms"]["median"] * 1e3, "unit": "words/s"})

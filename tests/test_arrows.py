@@ -22,8 +22,8 @@ ALLOWED = {
     "models.trial": {"models.weights", "models.reference"},
     "models.replicas": {"models.trial", "models.reference"},
     "models.cudnn": {"models.weights", "models.wavefront"},
-    **dict.fromkeys(("models.tf", "models.pytorch", "models.jax", "models.keras"), NETWORKS),
-    "models.rows": {"models.tf", "models.pytorch", "models.jax", "models.keras"},  # LAZY
+    **dict.fromkeys(("models.tf", "models.pytorch", "models.jax", "models.keras", "models.onnx"), NETWORKS),
+    "models.rows": {"models.tf", "models.pytorch", "models.jax", "models.keras", "models.onnx"},  # LAZY
     "harness.errors": set(),
     "harness.data": {"harness.errors"},
     "harness.record": {"harness.errors"},

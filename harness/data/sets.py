@@ -141,6 +141,16 @@ def random_words(vocabulary: int, seed: int = 0) -> Ptb:
     return Ptb(*parts, [str(word) for word in range(vocabulary)], facts | {"seed": seed})
 
 
+class Generated(NamedTuple):
+    facts: dict
+
+
+def random_inputs(seed: int = 0) -> Generated:
+    """What a script draws itself from its seed: there is nothing to read."""
+    facts = _facts("random_inputs", "random inputs", "generated", "benchmarks/latency.py", "", {}, [])
+    return Generated(facts | {"seed": seed})
+
+
 def synthetic(num_sequences: int = 10_000, time_steps: int = 10, seed: int = 0) -> Synthetic:
     """Binary labels from the sign of a noisy mean of non-linear terms, split 80/10/10.
 

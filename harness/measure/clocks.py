@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 SLOW = {0.1: 5, 0.05: 10, 0.02: 20}  # s that one batch takes at the least: batches per block then
@@ -54,6 +54,21 @@ class Blocks(NamedTuple):
     lag_s: list[float]  # per block, how long its last loss took to read after the clock stopped
     lag_limit_s: list[float]  # and how long it may have taken
     at_work: list[str]  # per block, a thread of Python that was at work when the clock stopped, or ""
+
+
+class Requests(NamedTuple):
+    """Timed requests: s of each request, block by block; answers that were kept, by the request's number from 0; the warm-up.
+
+    joules: what the meter counted from the first block's start to the last one's end; None: no meter.
+    """
+
+    seconds: list[list[float]]
+    answers: dict[int, Any]
+    warmup: Warmup
+    lag_s: list[float]  # as of Blocks, from the last answer of a block on until the device was idle
+    lag_limit_s: list[float]
+    at_work: list[str]
+    joules: float | None
 
 
 class Phases:
@@ -135,6 +150,65 @@ def time_blocks(
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
     return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
+
+
+def time_requests(
+    answer: Callable[[Any], Any],
+    requests: Sequence[Any],
+    *,
+    sync: Callable[[], None],
+    restore: Callable[[], None],
+    warmup_batches: int,
+    warmup_limit_s: float,
+    count: Callable[[float], int],
+    blocks: int,
+    kept: Callable[[int], Collection[int]],
+    meter: Callable[[], float | None] = lambda: None,
+) -> Requests:
+    """Time `answer(request)` of one request after the other, each by itself: from the request on the host to its answer there.
+
+    Nothing but the request lies between two readings of the clock.
+
+    Args:
+        answer: a request's work; returns its answer on the host, in memory that no later answer is written to.
+        requests: taken in turn; before the first of each round `restore` is called, outside the timed region.
+        count: s that one request takes at the warm-up's end → how many are timed.
+        blocks: into which they are divided, as evenly as they go.
+        kept: how many are timed → the numbers of the requests whose answers are kept.
+        meter: Joules that the device has taken so far; None where it cannot be read.
+    """
+    warmup, request_s = _warm_up(
+        answer, requests, sync, restore, max(warmup_batches, len(requests)), warmup_limit_s, 1, lambda value: value
+    )
+    total = max(blocks, count(request_s))
+    wanted, answers = set(kept(total)), {}
+    seconds, lag_s, limit_s, at_work = [], [], [], []
+    sync()
+    before = meter()
+    for block in range(blocks):
+        own: list[float] = []
+        threads = _threads()
+        for number in range(total * block // blocks, total * (block + 1) // blocks):
+            place = number % len(requests)
+            if place == 0:
+                restore()
+            request = requests[place]
+            start = time.perf_counter()
+            found = answer(request)
+            end = time.perf_counter()
+            own.append(end - start)
+            if number in wanted:
+                answers[number] = found
+        end = time.perf_counter()
+        sync()
+        lag_s.append(time.perf_counter() - end)
+        limit_s.append(lag_limit(sum(own)))
+        time.sleep(THREAD_S)
+        at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
+        seconds.append(own)
+    after = meter()
+    joules = None if before is None or after is None else after - before
+    return Requests(seconds, answers, warmup, lag_s, limit_s, at_work, joules)
 
 
 def _all_late(lag_s: Sequence[float], limit_s: Sequence[float]) -> bool:

@@ -341,6 +341,19 @@ class Proof:
                 holds = f"all {HALVES[found]}" if found else f"not all {HALVES[own]}"
                 self.failures.setdefault("precision", f"{name} holds {holds} numbers, which is not {self.precision}")
 
+    def answers(self, when: str, found: Mapping[int, Any], expected: np.ndarray) -> None:
+        """Answers by their requests' numbers, which are NumPy arrays on the host, against expected [requests, …], taken in turn.
+
+        A precision's least error is not held: at batch 1 libraries compute a product in float32 whatever they are allowed.
+        """
+        for number, answer in found.items():
+            if type(answer) is not np.ndarray:
+                self.failures.setdefault(
+                    "host", f"an answer is a {type(answer).__name__}, not a NumPy array on the host"
+                )
+            error = max_error(answer, expected[number % len(expected)])
+            self.hold("outputs", error, f"request {number + 1} {when}", self.limit.outputs)
+
     def stack(self, trial: Trial, losses: np.ndarray, reference: Mapping[str, Any]) -> None:
         """The stack alone: its outputs, all its gradients, and mean(outputs²), `losses` [n], of the first batches."""
         found = dict(trial.stack_results())

@@ -19,8 +19,10 @@ NEEDED = {  # by mode: the errors that its proof has (harness/measure/measuremen
     "train": (*_TIMED, "gradients", "update"),
     "forward": _TIMED,
     "stack": (*_TIMED, "gradients"),
+    "request": ("outputs",),
 }
 PER_SEQUENCE = {"words/s": "TIME_STEPS"}  # unit: the constant that says how many a sequence has; of others it is one
+REQUESTS = "requests/s"  # the unit of which a batch is one
 FIRST_SPREAD_LIMIT = 0.7  # the widest there was: the first records of schema 1 kept no limit of the spread
 Contradiction = tuple[str, str, str]  # what is wrong, what was found, what was expected
 
@@ -32,6 +34,7 @@ def contradictions(record: Mapping[str, Any]) -> Iterator[Contradiction]:
         yield from _times(record)
         yield from _counts(record)
         yield from _training(record) if record["mode"] == "fit" else _steps(record)
+        yield from _requests(record)
         if record["schema"] > 1:
             yield from _since_2(record)
 
@@ -76,6 +79,8 @@ def _times(record: Mapping) -> Iterator[Contradiction]:
 
 def _items(config: Mapping, unit: str) -> int | None:
     """Items of a batch by the constants; None where they do not say it."""
+    if unit == REQUESTS:
+        return 1
     names = ["BATCH_SIZE", *filter(None, [PER_SEQUENCE.get(unit)])]
     counts = [config.get(name) for name in names]
     return math.prod(counts) if all(type(count) is int for count in counts) else None
@@ -104,6 +109,27 @@ def _steps(record: Mapping) -> Iterator[Contradiction]:
     for key in ("fit_s", "epoch_s", "accuracy", "perplexity"):
         if record.get(key):
             yield key, f"a {record['mode']} record with {key}", "it in a record of a whole training alone"
+
+
+def _requests(record: Mapping) -> Iterator[Contradiction]:
+    """Requests have the times of single ones, which fit their means; nothing else has."""
+    found = record.get("latency")
+    if (record["mode"] == "request") != bool(found):
+        yield (
+            "latency",
+            f"a {record['mode']} record with latency {found}",
+            "it in records of requests, and in them alone",
+        )
+        return
+    if not found:
+        return
+    times = [found[key] for key in ("p50_ms", "p99_ms", "p999_ms", "max_ms") if found[key] is not None]
+    if times != sorted(times):
+        yield "latency", f"a latency of {times} ms", "percentiles that rise to max_ms"
+    every = [ms for blocks in record["blocks_ms"][:1] for ms in blocks]  # it is of the first process
+    mean = sum(every) / max(1, len(every))
+    if not times[0] / 2 <= mean * 1.01 or not mean <= times[-1] * 1.01:  # half of them take p50 at the least
+        yield "latency", f"a latency of {times} ms", f"times whose mean is {mean:g} ms"
 
 
 def _training(record: Mapping) -> Iterator[Contradiction]:

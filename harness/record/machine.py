@@ -295,6 +295,13 @@ def gpu_memory_used() -> int | None:
         return memory and int(memory.used)
 
 
+def gpu_joules() -> float | None:
+    """What the first GPU has taken since its driver was loaded (NVML's counter); None without one, or where it has none."""
+    with _first_gpu() as (nvml, gpu):
+        millijoules = _asked(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu) if nvml else None
+        return None if millijoules is None else millijoules / 1e3
+
+
 def gpu_is_exclusive() -> bool:
     """Whether the first GPU is set to take one process at a time."""
     with _first_gpu() as (nvml, gpu):
@@ -317,6 +324,13 @@ def gpu_memory_bytes() -> int | None:
     with _first_gpu() as (nvml, gpu):
         memory = _asked(nvml.nvmlDeviceGetMemoryInfo, gpu) if nvml else None
         return memory and int(memory.total)
+
+
+def resident_bytes() -> int:
+    """Bytes of the host's memory in use by this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 class CpuShare:

@@ -18,7 +18,7 @@ from harness.record import consistency, intervals
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
 SCHEMA = 1  # of a run's folder and its layouts
 RECORDS = (1, 2)  # of a record; a new one has the last
-MODES = ("fit", "train", "forward", "stack")
+MODES = ("fit", "train", "forward", "stack", "request")
 DEVICES = ("gpu", "cpu")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 STATUSES = ("ok", "skipped", "failed")
@@ -142,6 +142,20 @@ def _option(value: Any) -> bool:
     )
 
 
+LATENCY = {"p50_ms", "p99_ms", "p999_ms", "max_ms", "requests", "joules"}
+
+
+def _latency(value: Any) -> bool:
+    """Percentiles, null where so few requests have no such one; Joules of one request."""
+    return (
+        isinstance(value, dict)
+        and set(value) == LATENCY
+        and all(map(number_or_null, value.values()))
+        and _number(value["max_ms"])
+        and _count(value["requests"])
+    )
+
+
 def _throughput(value: Any) -> bool:
     return isinstance(value, dict) and _number(value.get("value")) and isinstance(value.get("unit"), str)
 
@@ -218,6 +232,7 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
     "replicas": ("{gpus, workers, hosts, names, link, nccl, communication_ms}", _replicas),
     "option": ("{ran, error, fit_ms}", _option),
+    "latency": ("{p50_ms, p99_ms, p999_ms, max_ms, requests, joules}", _latency),
     # of --repeat-until
     "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }

@@ -277,6 +277,8 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
     noun = "epoch" if spec["mode"] == "fit" else "block"
     each = _count((len(blocks) for record in timed for blocks in record["blocks_ms"]), noun, f"{noun}s")
     processes = [len(record["blocks_ms"]) for record in timed]
+    if spec["mode"] == "request":
+        return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}."
     ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
     if max(processes) == 1:
         in_brackets = " (1), in brackets their range, which says nothing about another process" if ranged else ""

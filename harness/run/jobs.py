@@ -18,7 +18,7 @@ from harness.run import options
 from harness.run.options import Constant, Header, Options
 
 # Scripts that run where --only names them; the first, too, where more than one GPU is visible.
-WITH_SEVERAL_GPUS, ASKED_FOR = ("multi_gpu",), ("options",)
+WITH_SEVERAL_GPUS, ASKED_FOR = ("multi_gpu",), ("latency", "options")
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {

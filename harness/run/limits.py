@@ -87,6 +87,7 @@ def _count(example: int, unit: str = "", low: int = 1) -> Limit:
 LIMITS = {
     "CONFIG": Limit(str, example="small"),
     "ROWS": Limit(str, example="keras,keras_cudnn"),
+    "POINTS": Limit(str, example='"stream:1 50:8"'),
     "AXES": Limit(str, example='"units=64,128 batch=1,32"'),
     "REPLICAS": Limit(str, example="1,2"),
     "SCALING": Limit(str, example="weak,strong"),
@@ -129,6 +130,9 @@ LIMITS = {
     "WARMUP_LIMIT_S": Limit(float, low=0, high=30, example=3, unit="s"),
     "TIMED_BATCHES": _count(50, "batches per block"),
     "STAGED_BATCHES": _count(8, "batches", low=8),
+    "REQUESTS": _count(10000, "requests", low=100),
+    "STAGED_REQUESTS": _count(4, "requests", low=2),
+    "STREAM_STEPS": _count(50, "steps", low=2),
     "BLOCKS": _count(5, "blocks per process"),
     "PROCESSES": _count(3, "processes"),
     "MIN_BLOCK_S": Limit(float, low=0, example=0.25, unit="s"),

@@ -22,7 +22,7 @@ from models.reference.networks import (
     sensitivity,
     trajectory,
 )
-from models.weights.canonical import States, Weights, stack_size
+from models.weights.canonical import States, Weights, stack_size, zero_states
 
 STEPS = 6  # reference losses; the first three steps are also those of the updates
 SHOWN = 2  # sequences whose logits are kept: all of them would be 0.5 GB at float64 for the stacked LM
@@ -183,6 +183,26 @@ def stack(weights: Weights, states: States, inputs: Sequence[np.ndarray]) -> dic
         "stack_gradients": {"inputs": d_inputs, **d_weights},
         "stack_losses": np.array([losses[k % len(losses)] for k in range(STEPS)]),
     }
+
+
+def answers(weights: Weights, requests: np.ndarray, stream: bool) -> dict[str, np.ndarray]:
+    """What an LSTM stack answers, from zero states.
+
+    Args:
+        requests: [requests, batch, steps, features].
+        stream: whether each goes on where the last one ended: together they are one sequence.
+
+    Returns:
+        "answers" [requests, batch, steps, units]: the top layer's outputs.
+    """
+    count, batch, *_ = requests.shape
+    num_layers, _ = stack_size(weights)
+    states = zero_states(num_layers, batch, weights["lstm_0/forward/recurrent_kernel"].shape[0])
+    if not stream:
+        return {"answers": np.stack([lstm_stack_forward(own, weights, states, num_layers)[0] for own in requests])}
+    whole = np.concatenate(requests, axis=1)  # [batch, requests · steps, features]
+    outputs, _, _ = lstm_stack_forward(whole, weights, states, num_layers)
+    return {"answers": np.stack(np.split(outputs, count, axis=1))}
 
 
 def upstream(shape: Sequence[int]) -> np.ndarray:

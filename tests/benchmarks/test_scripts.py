@@ -37,8 +37,8 @@ def constants(name, *arguments, preset="full", device="gpu"):
     """A script's constants as its parent resolves them."""
     header = options.read_header(FOLDER / f"{name}.py")
     found = options.parse(header, arguments, SCRIPTS[name].BENCHMARK.flags)
-    several = {"REPLICAS": 2} if name == "multi_gpu" else {}  # as at one of its points
-    return options.resolve(header, found, preset) | {"DEVICE": device} | several
+    points = {"multi_gpu": {"REPLICAS": 2}, "latency": {"TIME_STEPS": 50, "BATCH_SIZE": 1, "STREAM": False}}
+    return options.resolve(header, found, preset) | {"DEVICE": device} | points.get(name, {})  # as at one of its points
 
 
 def test_every_question_has_its_script():
@@ -120,6 +120,8 @@ ROWS = {
                   "wavefront_persistent_workers", "torch_ddp", "torch_bucket", "torch_bucket_graph"],
     "options": ["default", "recurrent_dropout", "wavefront_recurrent_dropout", "mask_left_padded", "run_eagerly", "gru",
                 "deterministic_ops"],
+    "latency": ["keras_predict", "keras_predict_on_batch", "keras_call", "keras_function", "keras_xla", "cudnn_stack",
+                "wavefront", "wavefront_persistent", "torch_lstm", "torch_lstm_graph", "torch_compile", "jax_scan", "jax_cudnn"],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
     "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", "wavefront", "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
@@ -283,7 +285,7 @@ def test_every_published_figure_has_a_row_and_a_column(name):
         figures |= row.get("published", {})
     assert set(figures) == columns
     named = {"mnist": PUBLISHED["mnist"], "ptb": PUBLISHED["ptb"]["speed"]["large"], "synthetic": {}, "ptb_sentences": {},
-             "scaling": {}, "multi_gpu": {}, "options": {},
+             "scaling": {}, "multi_gpu": {}, "options": {}, "latency": {},
              "stacked_lm": {row for rows in PUBLISHED["stacked_lm"].values() for row in rows}}[name]  # fmt: skip
     assert {"while_loop, 2 GPUs" if row == "two_gpus" else row for row in named} <= shown
 

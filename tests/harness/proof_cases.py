@@ -476,6 +476,19 @@ def complaints(made: Callable[[str], Proof] = Proof) -> list[str]:
         proof = made("fp32")
         if proof.record()["outputs_err"] is not None or not proof.record()["ok"]:
             found.append("nothing proven: an error without a proof")
+        answers = np.linspace(0.5, 1.0, 6, dtype=np.float32).reshape(2, 3)  # of two requests, taken in turn
+        given = {0: answers[0], 3: answers[1]}
+        for case, found_there, failed in (
+            ("right answers", given, []),
+            ("an earlier answer", given | {5: answers[0]}, ["outputs"]),
+            ("answers that are no arrays", {0: answers[0].tolist()}, ["host"]),
+        ):
+            held = made("fp32")
+            held.answers("then", found_there, answers)
+            if list(held.failures) != failed or (
+                "outputs" in failed and "request 6 then" not in held.failures["outputs"]
+            ):
+                found.append(f"{case}: {held.failures}")
         hidden = replace_at(REFERENCE["outputs"]["hidden"], 3, math.nan)
         proof.outputs(FakeRow().outputs(), {**REFERENCE["outputs"], "hidden": hidden})
         if "outputs" not in proof.failures:

@@ -11,7 +11,7 @@ import pytest
 from harness.record import consistency, records, schema
 from harness.record.schema import RecordError
 from tests.harness import mutants
-from tests.record_cases import ERRORS, RUNS, make, proof_of, training_of
+from tests.record_cases import ERRORS, LATENCY, RUNS, make, proof_of, training_of
 
 WARMUP = {"seconds": 0.3, "batches": 31, "settled": True}
 TWO = [[10.0, 11.0], [10.4, 10.6]]
@@ -26,6 +26,8 @@ def honest(mode="train", device="cpu", **changes):
     for process, own in enumerate(blocks):
         part = dict(blocks_ms=own, items_per_batch=100, unit="words/s", proof=proof_of(mode, device))
         part["clocks"] = [{"process": process, "when": "timed"}]
+        if mode == "request":
+            part |= {"latency": LATENCY, "items_per_batch": 1, "unit": "requests/s"}
         part |= training_of(blocks) if mode == "fit" else {"warmup": [{"process": process, **WARMUP}], "losses": [1.0]}
         record = schema.merge_process(record, part)
     return {**record, **changes}
@@ -60,6 +62,13 @@ def problem(record):
 EDITED = [  # mode, device, what is edited, to what, what is said of it
     *[(mode, "cpu", f"proof.{name}_err", None, f"without {name}_err") for mode in ERRORS for name in ERRORS[mode]],
     *[("train", "cpu", f"proof.{name}_err", 0.02, f"a {name}_err of 0.02") for name in ERRORS["train"]],
+    ("request", "cpu", "latency", ..., "latency: found a request record with latency None"),
+    ("train", "cpu", "latency", LATENCY, "latency: found a train record with latency"),
+    ("request", "cpu", "latency.p50_ms", 11.5, "percentiles that rise to max_ms"),
+    ("request", "cpu", "latency.max_ms", 10.9, "percentiles that rise to max_ms"),
+    ("request", "cpu", "latency", LATENCY | {"p50_ms": 22.0, "p99_ms": 23.0, "max_ms": 24.0}, "times whose mean is 10.5 ms"),
+    ("request", "cpu", "latency", LATENCY | {"p50_ms": 9.0, "p99_ms": 9.5, "max_ms": 10.0}, "times whose mean is 10.5 ms"),
+    ("request", "cpu", "throughput.value", lambda value: 1.01 * value, "expected 1, the items of a batch"),
     ("fit", "cpu", "proof.loss_err", -1e-6, "a loss_err of -1e-06"),
     ("train", "cpu", "proof.limit.loss", ..., "a limit of loss that is None"),
     ("train", "cpu", "proof.limit.spread", ..., "a limit of spread that is None"),

@@ -5,6 +5,7 @@ The row is proof_cases.FakeRow as a trial of its own framework, which counts no 
 """
 
 import ast
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,7 @@ class Trial(FakeRow):
     def __init__(self):
         super().__init__()
         self.timed = {"train": self.losses, "forward": self.forward_curve(), "stack": self.alone_losses}
+        self.server = Server()
         self.differs = {}  # of a whole training from the configured one: by the check that finds it
         self.returns, self.traces, self.epochs, self.perplexity = OnDevice, 1, [2.0, 1.0], 9.0
 
@@ -110,6 +112,33 @@ class Trial(FakeRow):
         return tensor
 
 
+STEPS = [np.full((1, 1, 3), value, np.float32) for value in (1.0, 2.0, 4.0, 8.0)]  # requests of a stream
+ANSWERS = {"answers": np.cumsum(STEPS, axis=0)}
+
+
+class Server:
+    """Adds up what it is asked, whoever asks, unless `change` makes another answer of that."""
+
+    def __init__(self):
+        self.restore()
+        self.before, self.was_timed = self.sum, False
+        self.change = lambda server, request, answer: answer
+
+    def restore(self):
+        self.sum = np.zeros((1, 1, 3), np.float32)
+
+    def answer(self, request):
+        self.asked_by = sys._getframe(1).f_code.co_name
+        self.was_timed |= self.asked_by == "time_requests"
+        self.sum = self.sum + request
+        found, self.before = self.change(self, request, self.sum), self.sum
+        return found
+
+
+def answering(change):
+    return lambda trial, runtime: setattr(trial.server, "change", change)
+
+
 def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
     changed = array.copy()
     changed[step] *= by
@@ -118,6 +147,18 @@ def change_at(array: np.ndarray, step: int, by: float) -> np.ndarray:
 
 # mistake: (way, mode, the proof that it fails, how it is planted in the trial and the runtime)
 MISTAKES = {
+    "an earlier answer": ("requests", "request", "outputs", answering(lambda s, request, answer: s.before)),
+    "a state that is dropped": ("requests", "request", "outputs", answering(lambda s, request, answer: request)),
+    "an earlier answer while the clock runs": (
+        "requests", "request", "outputs", answering(lambda s, r, a: s.before if s.asked_by == "time_requests" else a)),
+    "an earlier answer after timing": (
+        "requests", "request", "outputs",
+        answering(lambda s, r, a: s.before if s.was_timed and s.asked_by != "time_requests" else a)),
+    "an answer on the device": ("requests", "request", "host", answering(lambda s, r, answer: answer.view(np.ma.MaskedArray))),
+    "another kernel of a server": (
+        "requests", "request", "kernel", lambda t, r: setattr(r, "profile_of", {"ops": {}, "kernels": {}})),
+    "a server that goes on after its answer": (
+        "requests", "request", "clock", lambda t, r: setattr(r, "sync", lambda: time.sleep(1.5 * clocks.SHORT_LAG_LIMIT_S))),
     "logits": ("steps", "forward", "outputs", lambda t, r: t.shown.update(logits=t.shown["logits"] * 2)),
     "forward losses": ("steps", "forward", "loss", lambda t, r: vars(t).update(forward=change_at(LOSSES_OF(t), 4, 2.0))),
     "timed losses": ("steps", "forward", "loss", lambda t, r: t.timed.update(forward=change_at(t.timed["forward"], 4, 2.0))),
@@ -194,13 +235,13 @@ def LOSSES_OF(trial: Trial) -> np.ndarray:
 def parts(tmp_path, monkeypatch):
     """Callable: (module with a Measurement, way, how a mistake is planted) → the parts of all modes."""
     path = tmp_path / "reference.npz"
-    references.save_reference(path, REFERENCE)
+    references.save_reference(path, REFERENCE | ANSWERS)
     monkeypatch.setattr(machine, "facts", lambda device: {})
     monkeypatch.setattr(clocks, "WINDOW_S", 1e-5)
     job = {
         "device": "cpu", "precision": "fp32", "process": 0, "matmul_flops": None, "reference": path,
         "protocol": {"WARMUP_BATCHES": 1, "WARMUP_LIMIT_S": 0.0, "TIMED_BATCHES": 6, "BLOCKS": 2, "MIN_BLOCK_S": 0.0,
-                     "BATCH_SIZE": BATCH_SIZE},
+                     "BATCH_SIZE": BATCH_SIZE, "REQUESTS": 20},
     }  # fmt: skip
 
     def run(module, way: str, plant, **expected_ops) -> dict[str, dict]:
@@ -215,6 +256,9 @@ def parts(tmp_path, monkeypatch):
             row_process.reference = trial.reference
         if way in ("steps", "later"):
             return row_process.steps(trial, {"forward": 1, "train": 3, "stack": 2}, 4, "sequences/s")
+
+        if way == "requests":
+            return row_process.requests(trial.server, STEPS)
 
         def train_keras(clock, plan):
             clock.begin(), clock.trained()
@@ -238,7 +282,7 @@ def parts(tmp_path, monkeypatch):
 def complaints(parts, module) -> list[str]:
     """What is not as it has to be, where the module's Measurement makes the parts."""
     found = []
-    for way in ("steps", "later", "fit", "training"):
+    for way in ("steps", "later", "fit", "training", "requests"):
         for mode, part in parts(module, way, lambda trial, runtime: None).items():
             if part["status"] != "ok" or not part["blocks_ms"]:
                 found.append(f"{way}, {mode}: {part['reason']}")
@@ -256,7 +300,7 @@ def complaints(parts, module) -> list[str]:
         part = parts(module, way, plant)[mode]
         if part["status"] != "failed" or proof not in part["proof"]["failed"] or f"{proof}: " not in part["reason"]:
             found.append(f"{mistake}: {part['status']}, {part['reason']}")
-        if {"blocks_ms", "fit_s", "perplexity", "accuracy"} & part.keys():
+        if {"blocks_ms", "fit_s", "perplexity", "accuracy", "latency"} & part.keys():
             found.append(f"{mistake}: has figures")
     return found
 

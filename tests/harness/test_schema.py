@@ -6,7 +6,7 @@ import pytest
 
 from harness.record import intervals, records, schema
 from harness.record.schema import RecordError
-from tests.record_cases import RUNS, make, proof_of
+from tests.record_cases import LATENCY, RUNS, make, proof_of
 
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
@@ -123,6 +123,11 @@ def test_every_key_of_the_schema_is_required(key):
         ("fit_s", "long"),
         ("spent_s", "long"),
         ("spent_s", -1.0),
+        ("latency", list(LATENCY)),
+        ("latency", {**LATENCY, "more": 1}),
+        ("latency", {**LATENCY, "p99_ms": "1"}),
+        ("latency", {**LATENCY, "max_ms": None}),
+        ("latency", {**LATENCY, "requests": 0}),
         ("replicas", REPLICAS["gpus"]),
         ("replicas", {**REPLICAS, "more": 1}),
         ("replicas", {**REPLICAS, "gpus": 0}),

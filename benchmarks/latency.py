@@ -1,0 +1,150 @@
+"""How long one request takes: an LSTM stack that answers, from a NumPy array on the host to one, a step or a sequence at a time.
+
+python benchmarks/latency.py                                          # every row, this machine
+python benchmarks/latency.py --rows=keras_call,torch_lstm --points="stream:1 50:8"   # one step of a stream; 50 steps, batch 8
+python benchmarks/latency.py --units=256 --num-layers=3 --features=64 --requests=1000
+python benchmarks/latency.py --list
+
+./run_all.sh runs it where --only names it.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.run import benchmark, points, sizes
+from models import rows
+
+# fmt: off
+# ---------------------------------------------------------------------------
+CONFIG = None               # one of CONFIGS; None: the preset's
+CONFIGS = {
+    "ptb_medium": dict(NUM_LAYERS=2, UNITS=650, FEATURES=650),
+    "quick": dict(NUM_LAYERS=2, UNITS=64, FEATURES=32),
+}
+PRESETS = {
+    "full": dict(CONFIG="ptb_medium", REQUESTS=10000, STREAM_STEPS=50, WARMUP_LIMIT_S=1.0,
+                 POINTS="stream:1 stream:8 50:1 50:64 500:1"),
+    "quick": dict(CONFIG="quick", REQUESTS=300, STREAM_STEPS=20, WARMUP_LIMIT_S=0.2, POINTS="stream:1 50:1 50:8"),
+}
+POINTS = None               # steps of a request, or stream, : batch; None: the preset's
+NUM_LAYERS = None           # LSTM layers; None: the config's, as for the next two
+UNITS = None                # LSTM units per layer
+FEATURES = None             # inputs of a step
+ROWS = "all"                # comma-separated names from --list
+PRECISION = None            # fp32 or tf32; None: tf32 on a GPU, fp32 on a CPU
+SEED = 1                    # of the weights and inputs
+STAGED_REQUESTS = 4         # whole sequences, answered in turn
+STREAM_STEPS = None         # requests of a stream, after which it starts anew
+REQUESTS = None             # timed per row and point, fewer of slow ones, a tenth at least; None: the preset's, as for two more
+WARMUP_LIMIT_S = None       # s; a warm-up that has not settled by then ends
+WARMUP_BATCHES = 10         # requests at least, before the clock starts
+BLOCKS = 5                  # into which the requests are divided
+PROCESSES = 1               # processes per row and point
+ROW_LIMIT_S = 300.0         # s; a point that takes longer in a process is stopped
+ROW_BUDGET_S = 120.0        # s; a point that has taken a row longer gets no further process
+# ---------------------------------------------------------------------------
+# fmt: on
+
+UNROLLED_STEPS = 10  # at most, of a row that writes them all out: torch.compile takes minutes for more
+
+
+PACKAGES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}  # that a row needs besides
+
+
+def cannot(row, constants):
+    """Why a row cannot run with these constants, or ""."""
+    needed = PACKAGES.get(row.arguments.get("runtime"), ())
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
+        return f"{' and '.join(missing)} not installed: {sys.executable} -m pip install -r requirements-serving.txt"
+    steps = constants.get("TIME_STEPS")  # at a point
+    if row is rows.SERVERS["torch_compile"] and steps and steps > UNROLLED_STEPS:
+        return f"its steps are written out, and compiled for minutes: {UNROLLED_STEPS} at most"
+    return ""
+
+
+ROWS_TABLE = {name: benchmark.Row.of(row, cannot=cannot) for name, row in rows.SERVERS.items()}
+
+
+def load(c, location):
+    """Nothing is read: the time of a stack does not depend on what it is asked."""
+    from harness.data import sets
+
+    return sets.random_inputs(c.SEED)
+
+
+def weights_and_requests(c):
+    """Canonical weights, and requests float32 [requests, batch, steps, features]; a stream's are its steps."""
+    import numpy as np
+
+    from models.weights import canonical
+
+    weights = canonical.large_random(canonical.lstm_shapes(c.FEATURES, c.UNITS, c.NUM_LAYERS), c.SEED)
+    requests = c.STREAM_STEPS if c.STREAM else c.STAGED_REQUESTS
+    shape = (requests, c.BATCH_SIZE, c.TIME_STEPS, c.FEATURES)
+    return weights, np.random.default_rng(c.SEED).uniform(-1, 1, shape).astype(np.float32)
+
+
+def reference(c, data):
+    """{"answers": [requests, batch, steps, units]} in float64: of a stream, those of the one sequence that its steps are."""
+    from models.reference import expected
+
+    weights, requests = weights_and_requests(c)
+    return expected.answers(weights, requests, c.STREAM)
+
+
+def run_row(row, c, measurement):
+    """Build the row's server from the canonical weights, prove it, time it; at one point."""
+    weights, requests = weights_and_requests(c)
+    server = rows.SERVERS[row].build(
+        weights, requests.shape[1:], c.STREAM, precision=measurement.precision, device=measurement.runtime.device_name
+    )
+    return measurement.requests(server, list(requests))
+
+
+LAYOUT = {
+    "title": "One request",
+    "question": "How long does one request take, from its inputs on the host to the answer there? The LSTM stack of PTB's medium "
+    "model in the full preset. A point named stream is one step at a time, its states carried; the others are whole sequences.",
+    "tables": [
+        {"title": "One request after the other", "mode": "request", "device": None, "plot": "throughput.value",
+         "columns": [
+             ["p50, ms", "latency.p50_ms", ".3f"],
+             ["p99, ms", "latency.p99_ms", ".3f"],
+             ["p99.9, ms", "latency.p999_ms", ".3f"],
+             ["longest, ms", "latency.max_ms", ".3f"],
+             ["requests/s", "throughput.value", ",.0f"],
+             ["against the fastest peer", "throughput.value", "speedup:fastest peer"],
+             ["J per request", "latency.joules", ".4f"],
+             ["requests", "latency.requests", ",d"],
+             ["first call (s)", "first_call_s", ".1f"],
+             ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
+             ["host memory", "memory_peak_bytes.resident", "bytes"],
+         ]},
+    ],
+    "footnotes": [
+        "Each request is timed by itself: it starts as a NumPy array on the host, and its answer, the top layer's outputs of all "
+        "its steps, ends as one. The next one starts when the answer is there, so requests/s are those of one client.",
+        "A percentile is the shortest time that so many of the requests do not exceed; a dash where so few have no such.",
+        "J per request: NVML's energy counter over all timed requests, of the GPU alone, with what it takes at rest; a dash on a "
+        "CPU, and where the requests took under a second.",
+        "Every row starts from zero states. Its answers are held to float64 before and after timing, and at random places "
+        "while the clock runs; those of a stream to the whole sequence's.",
+        "Host memory is that of the row's process with its framework and all points so far; onnxruntime and openvino run in a "
+        "process that has loaded TensorFlow.",
+        "keras_predict makes a tf.data pipeline for each request, as model.predict does. No row keeps weights on the chip "
+        "between requests: wavefront_persistent reads them again at each, since a kernel that waited for the next request "
+        "would keep the GPU from everything else.",
+    ],
+}  # fmt: skip
+
+BENCHMARK = benchmark.Benchmark(
+    script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
+    values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]), modes=lambda flags: ("request",),
+    published=lambda c, row, mode, device: {}, protocol=lambda c: {},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(points.main(BENCHMARK))

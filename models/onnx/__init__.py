@@ -1,0 +1,1 @@
+"""LSTM stacks as ONNX models, and what runs them on a CPU."""

@@ -1,0 +1,160 @@
+"""benchmarks/latency.py: its points, percentiles, servers, and a row measured and proven by the real script on a CPU."""
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.errors import UserError
+from harness.measure import clocks, latency
+from harness.measure.proof import LIMITS, max_error
+from harness.record import records
+from harness.run import points
+from models import rows
+
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPT = PROJECT / "benchmarks" / "latency.py"
+SPEC = importlib.util.spec_from_file_location("script_latency", SCRIPT)
+LATENCY = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(LATENCY)
+TINY = ["--units=8", "--features=4", "--stream-steps=5", "--requests=200", "--warmup-limit-s=0"]
+SHAPE = dict(NUM_LAYERS=2, UNITS=8, FEATURES=4, SEED=1, STAGED_REQUESTS=3, STREAM_STEPS=4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 999, 1000, 1001, 10_000])
+def test_percentiles_are_numpys_nearest_rank_where_a_longer_time_is_left(count):
+    seconds = np.random.default_rng(count).exponential(size=count)
+    found = latency.latency_of(list(seconds), None)
+    assert found["requests"] == count and found["max_ms"] == 1e3 * seconds.max() and found["joules"] is None
+    for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99), ("p999_ms", 0.999)):
+        expected = 1e3 * np.quantile(seconds, share, method="inverted_cdf")
+        longer = int(np.ceil(np.round(count * share, 9))) < count or count == 1
+        assert found[name] == (pytest.approx(expected) if longer else None), name
+
+
+def test_joules_are_of_one_request_and_of_a_second_at_least():
+    assert latency.latency_of([0.5] * 4, 8.0)["joules"] == 2.0
+    assert latency.latency_of([0.1] * 4, 8.0)["joules"] is None
+
+
+def test_slow_requests_are_fewer_and_a_tenth_at_least():
+    assert [latency.requests_of(10_000, s) for s in (1e-5, 4e-4, 1e-3, 0.01, 1.0)] == [10_000, 10_000, 4000, 1000, 1000]
+
+
+def test_nothing_but_the_request_lies_between_two_readings_of_the_clock(monkeypatch):
+    happened = []
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: happened.append("clock") or float(len(happened)))
+    monkeypatch.setattr(clocks, "_warm_up", lambda *_: (clocks.Warmup(0.0, 1, True), 1e-3))
+    found = clocks.time_requests(
+        lambda request: happened.append(f"answer {request}") or request, "ab", sync=lambda: happened.append("sync"),
+        restore=lambda: happened.append("restore"), warmup_batches=1, warmup_limit_s=0, count=lambda s: 5, blocks=2,
+        kept=lambda count: [1, 4], meter=lambda: happened.append("meter") or 7.0,
+    )  # fmt: skip
+    assert found.answers == {1: "b", 4: "a"} and list(map(len, found.seconds)) == [2, 3] and found.joules == 0.0
+    answers = [place for place, what in enumerate(happened) if what.startswith("answer")]
+    assert [happened[place] for place in answers] == ["answer a", "answer b", "answer a", "answer b", "answer a"]
+    assert all(happened[place - 1] == happened[place + 1] == "clock" for place in answers)
+    assert [happened[place - 2] for place in answers if happened[place] == "answer a"] == ["restore"] * 3
+
+
+def test_points_are_steps_or_a_stream_and_a_batch():
+    found = points.read_points("stream:8 50:1 stream:8")
+    assert found == {
+        "stream-batch_8": {"TIME_STEPS": 1, "BATCH_SIZE": 8, "STREAM": True},
+        "steps_50-batch_1": {"TIME_STEPS": 50, "BATCH_SIZE": 1, "STREAM": False},
+    }
+
+
+@pytest.mark.parametrize("text", ["50", "50:0", "streams:1", "a:1", ":", " "])
+def test_wrong_points_end_in_one_line_and_write_nothing(text, tmp_path):
+    with pytest.raises(UserError, match=r"--points: .*expected .*stream:"):
+        points.read_points(text)
+
+
+def test_reference_of_a_stream_is_that_of_the_whole_sequence():
+    stream = SimpleNamespace(**SHAPE, BATCH_SIZE=2, TIME_STEPS=1, STREAM=True)
+    found = LATENCY.reference(stream, None)["answers"]
+    from models.reference import expected
+
+    weights, requests = LATENCY.weights_and_requests(stream)
+    [whole] = expected.answers(weights, np.concatenate(requests, axis=1)[np.newaxis], False)["answers"]
+    np.testing.assert_array_equal(np.concatenate(found, axis=1), whole)
+
+
+ON_CPU = [name for name, row in rows.SERVERS.items() if not row.needs_gpu and name != "torch_compile"]
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_servers_answer_as_float64_does_and_carry_their_states(name):
+    for package in LATENCY.PACKAGES.get(name, (rows.SERVERS[name].framework,)):
+        pytest.importorskip(package)
+    for stream, steps in ((True, 1), (False, 3)):
+        c = SimpleNamespace(**SHAPE, BATCH_SIZE=2, TIME_STEPS=steps, STREAM=stream)
+        weights, requests = LATENCY.weights_and_requests(c)
+        expected = LATENCY.reference(c, None)["answers"]
+        server = rows.SERVERS[name].build(weights, requests.shape[1:], stream, device="cpu")
+        for _ in range(2):
+            server.restore()
+            answers = [server.answer(request) for request in requests]
+            assert all(type(answer) is np.ndarray and answer.dtype == np.float32 for answer in answers)
+            assert max(map(max_error, answers, expected)) < LIMITS["fp32"].outputs, (stream, "an answer is kept")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_a_row_without_its_package_says_what_to_install(name, monkeypatch):
+    monkeypatch.setattr(LATENCY.importlib.util, "find_spec", lambda package: None)
+    reason = LATENCY.ROWS_TABLE[name].cannot({})
+    assert f"onnx and {name} not installed" in reason and "requirements-serving.txt" in reason
+    assert (PROJECT / "requirements-serving.txt").read_text().count(name) == 1
+
+
+def test_the_recipe_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
+    """Its first block trains and saves, its second one loads and answers; the second has none of this suite's layers."""
+    import models.wavefront
+
+    text = (PROJECT / "docs" / "serving.md").read_text()
+    train, serve, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "wavefront" not in serve
+    monkeypatch.setitem(sys.modules, "wavefront_lstm", models.wavefront)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(train)
+    Path("serve.py").write_text(serve)
+    trained, served = runpy.run_path("train.py"), runpy.run_path("serve.py")
+    request = served["request"]
+    np.testing.assert_allclose(trained["model"](request), served["answer"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_is_measured_proven_and_drawn(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        SCRIPT,
+        "--device=cpu",
+        "--quick",
+        f"--out={out}",
+        "--rows=torch_lstm,torch_lstm_graph",
+        *TINY,
+    ]
+    command += ["--points=stream:1 3:2"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+    assert done.returncode == 0, done.stderr
+    found, problems = records.read_run(out)
+    assert problems == [] and len(found) == 4
+    for record in found:
+        if record["row"] == "torch_lstm_graph":
+            assert (record["status"], record["reason"]) == ("skipped", "needs an NVIDIA GPU")
+            continue
+        assert record["status"] == "ok" and record["mode"] == "request" and record["proof"]["outputs_err"] < 1e-5
+        assert 20 <= record["latency"]["requests"] <= 200 and len(record["blocks_ms"][0]) == 5
+        assert record["memory_peak_bytes"]["resident"] > 10**7
+    text = (out / "latency.md").read_text()
+    assert "One request after the other: quick-stream-batch_1, CPU, fp32" in text
+    assert "quick-steps_3-batch_2" in text and "p99, ms" in text and "Percentiles are of all requests" in text
