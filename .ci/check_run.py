@@ -21,7 +21,7 @@ def complaints(run: Path, data: str) -> list[str]:
         found, wrong = records.read_run(run)
     except UserError as error:
         return [str(error)]
-    for benchmark in {*jobs.scripts(suite.BENCHMARKS)} - {jobs.SEVERAL_GPUS}:
+    for benchmark in {*jobs.scripts(suite.BENCHMARKS)} - {*jobs.WITH_SEVERAL_GPUS, *jobs.ASKED_FOR}:
         own = [record for record in found if record["benchmark"] == benchmark]
         measured = [record for record in own if record["status"] == "ok"]
         wrong += [f"{records.record_name(r)}: {r['reason']}" for r in own if r["status"] == "failed"]
