@@ -29,7 +29,7 @@ class Row:
         what: one line for the tables.
         framework: "tensorflow", "torch" or "jax".
         factory: what `build` calls: "module.function", imported by the row's process alone.
-        expected: (num_layers, time_steps, device) → what must run in one training step.
+        expected: (num_layers, time_steps, device) → what must run in a training step, and in a forward pass too.
         arguments: of the factory, besides those of `build`.
         ours: this suite's own implementation; the others are peers.
         needs_gpu: has no CPU version.

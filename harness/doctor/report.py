@@ -124,7 +124,8 @@ def _tried(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> 
         cells = []
         for key in KINDS:
             times = result.get(key)
-            cells.append(f"{_ms(statistics.median(times['its']))} ({speedup(times):.2f}×)" if times else "-")
+            own, its = (_ms(statistics.median(times[whose])) for whose in ("own", "its")) if times else ("", "")
+            cells.append(f"{its} against {own} ({speedup(times):.2f}×)" if times else "-")
         apart = result.get("difference")
         difference = (
             "-" if "error" in result else "not finite, or of another shape" if apart is None else f"{apart:.1e}"
@@ -132,7 +133,8 @@ def _tried(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> 
         rows.append([f"{each['name']}", each["what"], *cells, difference, verdict(found, result)])
     head = ["candidate", "what it is", "training, ms", "forward, ms", "outputs differ by", ""]
     text = (
-        "Each ran in a process of its own, in turn with the model as it is; in brackets how many times as fast. Outputs are "
+        "Each ran in a process of its own, in turn with the model as it is: its ms against the "
+        "model's there, and how many times as fast. Outputs are "
         f"those of the forward pass, max|a − b| / max|b|; the limit is {found['limit']:g} ({found['precision']}). Trainings are "
         "not compared."
     )
@@ -171,7 +173,7 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], m
         parts.append("No candidate was tried (--try).")
     lost = [(each["place"], reason) for each in found["layers"] for reason in each["changes_model"]]
     if lost:
-        parts.append("Not tried, since it would be another model, to be trained anew:")
+        parts.append("cuDNN would need another model, to be trained anew:")
         parts.append("\n".join(f"- `{place}`: {reason}" for place, reason in lost))
     if found["not_tried"]:
         parts.append("Not tried:\n\n" + "\n".join(f"- {reason}" for reason in found["not_tried"]))

@@ -9,11 +9,12 @@ Rows run in turn over several processes (A B C A B C …). A record is rewritten
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,10 +316,24 @@ class Parent:
             if impossible := self.benchmark.impossible(constants):
                 raise UserError(impossible)
             sizes.check(constants, self.benchmark.values(constants), machine.memory_bytes(), gpu_bytes)
-        out = Path(self.options.out or machine.PROJECT / "results" / machine.run_name(self.device))
+        out = Path(self.options.out or self._default_out())
         if "resume" in self.flags:
             resume.refuse_other_machine(out, self._names(), self.device)
+        if found := self._contradicts(out, self._names()):
+            raise UserError(f"{out}: {found}: one configuration in a table; choose another folder with --out")
         return out
+
+    def _default_out(self) -> Path:
+        """results/<machine>-<date>, which scripts share; with -2, -3 … where it has records of this script in other settings."""
+        first = machine.PROJECT / "results" / machine.run_name(self.device)
+        folders = itertools.chain([first], (first.with_name(f"{first.name}-{k}") for k in itertools.count(2)))
+        replaced = self._names() if "resume" in self.flags else ()
+        return next(out for out in folders if not self._contradicts(out, replaced))
+
+    def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
+        """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some."""
+        names = (self.benchmark.name, self.constants["CONFIG"], "*", self.device, self.constants["PRECISION"])
+        return resume.other_settings(out / "rows", ".".join(names), replaced, self.constants)
 
     def _points(self) -> list[dict[str, Any]]:
         """The constants that are measured with."""

@@ -1,5 +1,6 @@
 """What stays of an earlier run in the same folder: finished rows with --resume, and measured rows that cannot run now."""
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -138,3 +139,21 @@ def was_measured(path: Path, resumed: bool) -> bool:
         if resumed:
             raise
         return False
+
+
+def other_settings(rows: Path, pattern: str, replaced: Collection[str], constants: Mapping[str, Any]) -> str:
+    """In what a measured record has other settings than these, those that records of one table share; "" where none has.
+
+    Args:
+        pattern: of the records' names; those in `replaced` are not looked at.
+    """
+    today = settings.of(constants, settings.Changes.RESULT)
+    for path in sorted(rows.glob(f"{pattern}.json")):
+        with contextlib.suppress(UserError):  # the report says what is wrong with such a file
+            record = records.read_record(path)
+            if record["status"] != "ok" or records.record_name(record) in replaced:
+                continue
+            for name, then in settings.of(record["config"], settings.Changes.RESULT).items():
+                if name in today and json.dumps(then) != json.dumps(today[name]):
+                    return f"{path.name} has {name}={then!s:.40}, this run {today[name]!s:.40}"
+    return ""

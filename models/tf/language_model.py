@@ -288,7 +288,9 @@ class LanguageModel(trial.LanguageModelTrial):
         with tf.GradientTape() as tape:
             _, dropped, final_states = self._network(tokens, states, training=True, stack_dropout=stack_dropout)
             scaled_loss, loss = self._training_loss(dropped, targets)
-        return tape.gradient(scaled_loss, values), loss, final_states
+        gradients = tape.gradient(scaled_loss, values)
+        _require_all(gradients, self.variables)
+        return gradients, loss, final_states
 
     def _stack_step(self, inputs, gradient, states):
         variables = [v.value for v in self.stack.variables]
@@ -296,6 +298,7 @@ class LanguageModel(trial.LanguageModelTrial):
             tape.watch(inputs)
             outputs, _ = self.stack(inputs, states, None, True)
         gradients = tape.gradient(outputs, [inputs, *variables], output_gradients=gradient)
+        _require_all(gradients[1:], self.stack.variables)
         # All are returned, so that none is left out as unused.
         return tf.reduce_mean(tf.square(tf.cast(outputs, tf.float32))), outputs, gradients
 
@@ -306,6 +309,11 @@ class LanguageModel(trial.LanguageModelTrial):
         if self.clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
         self.optimizer.apply(gradients, self.variables)
+
+
+def _require_all(gradients: Sequence, variables: Sequence) -> None:
+    if unused := [v.path for v, gradient in zip(variables, gradients, strict=True) if gradient is None]:
+        raise ValueError(f"no gradient of {', '.join(unused)}: does the stack use it?")
 
 
 def build(

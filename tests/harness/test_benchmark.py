@@ -224,6 +224,24 @@ def test_a_reference_that_another_run_has_is_taken_from_there_unless_the_code_di
     assert stub.starts().count("reference") == 1
 
 
+def test_a_run_of_other_settings_leaves_the_records_of_a_folder_alone(stub, capsys, monkeypatch):
+    assert stub.main() == 0
+    before = {path: path.read_bytes() for path in stub.out.glob("rows/*")}
+    assert stub.main("--rows=first", "--units=32") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "has UNITS=8, this run 32: one configuration in a table; choose another folder with --out" in line
+    assert stub.main("--rows=first", "--processes=2") == 0, "what changes the timing alone may differ"
+    assert stub.main("--units=32") == 0, "all are replaced"
+    project = stub.folder / "project"
+    monkeypatch.setattr(machine, "PROJECT", project)
+    monkeypatch.setattr(machine, "run_name", lambda device: "cpu-2-core-20260102")
+    monkeypatch.setattr(stub, "arguments", lambda *options, device: ["--device=cpu", *options])
+    for options, folder in (((), ""), (("--rows=second",), ""), (("--units=32",), "-2"), (("--units=9",), "-3")):
+        assert stub.main(*options) == 0
+        assert len(list((project / "results" / f"cpu-2-core-20260102{folder}" / "rows").glob("*.json"))) == 4
+    assert len(before) == 4
+
+
 def test_rows_start_beside_the_reference_and_wait_for_it(stub):
     text = stub.script.read_text()
     text = text.replace('note("reference")', 'time.sleep(3)\n    note("reference")')
