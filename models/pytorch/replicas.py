@@ -7,8 +7,8 @@
 The optimizer receives the mean of all replicas' gradients, which is clipped after it has been formed.
 """
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ TIMEOUT_S = 50.0  # of one collective
 def join(device: str) -> None:
     """Join the processes that MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name; NCCL on GPUs, gloo on a CPU."""
     if not distributed.is_initialized():
-        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        timeout = timedelta(seconds=TIMEOUT_S)
         distributed.init_process_group("gloo" if device == "cpu" else "nccl", timeout=timeout)
 
 
