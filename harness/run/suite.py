@@ -241,6 +241,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if left_out := [name for name in chosen if name not in {job.name for job in planned}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
+        config = found.values.get("CONFIG", "")
+        own = dict.fromkeys(job.name for job in planned if config not in ("", *headers[job.name].configs))
+        if own:
+            say(f"in their own configs, having no {config}: {', '.join(own)}")
         try:
             with progress.Whole(parts, slowness) as bar:
                 status, failed = run_jobs(planned, common, folder, held.lent(), bar)

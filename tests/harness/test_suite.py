@@ -221,6 +221,11 @@ def test_rows_go_to_the_scripts_that_have_them_and_the_others_are_named(scripts,
     assert "left out, having none of --rows: mnist" in capsys.readouterr().out
 
 
+def test_scripts_without_the_config_asked_for_are_named(scripts, capsys):
+    assert run(scripts, "--quick", "--config=large", "--only=ptb,synthetic") == 0
+    assert "in their own configs, having no large: synthetic" in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize("does, words", [("1", "ended with status 1"), ("kill", "ended by SIGKILL")])
 def test_failing_script_leaves_the_others_running_and_makes_status_1(scripts, capsys, does, words):
     (scripts / "ptb.does").write_text(does)
