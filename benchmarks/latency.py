@@ -57,6 +57,8 @@ PACKAGES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvi
 def cannot(row, constants):
     """Why a row cannot run with these constants, or ""."""
     needed = PACKAGES.get(row.arguments.get("runtime"), ())
+    if needed and constants.get("DEVICE") == "gpu":
+        return "serves on a CPU: --device=cpu"
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         return f"{' and '.join(missing)} not installed: {sys.executable} -m pip install -r requirements-serving.txt"
     steps = constants.get("TIME_STEPS")  # at a point

@@ -47,7 +47,7 @@ class Row(NamedTuple):
         needs_gpu: skipped on a CPU.
         framework: one of harness.record.frameworks.FRAMEWORKS; the row is skipped where it is not installed.
         precisions: those that the row has; it is skipped in the others.
-        cannot: constants → why the row cannot run with them, and is skipped; "" where it can.
+        cannot: constants, and DEVICE → why the row cannot run with them, and is skipped; "" where it can.
         ours: this suite's own; the others are peers.
     """
 
@@ -520,7 +520,7 @@ class Parent:
             return "needs an NVIDIA GPU"
         if (precision := self.constants["PRECISION"]) not in self.benchmark.rows[row].precisions:
             return f"has no {precision}"
-        cannot = self.benchmark.rows[row].cannot(self.constants)
+        cannot = self.benchmark.rows[row].cannot({**self.constants, "DEVICE": self.device})
         return cannot or _missing(row, self.benchmark.rows[row])
 
     def _earlier(self, row: str) -> list[dict]:

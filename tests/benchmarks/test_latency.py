@@ -110,6 +110,7 @@ def test_servers_answer_as_float64_does_and_carry_their_states(name):
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_a_row_without_its_package_says_what_to_install(name, monkeypatch):
     monkeypatch.setattr(LATENCY.importlib.util, "find_spec", lambda package: None)
+    assert LATENCY.ROWS_TABLE[name].cannot({"DEVICE": "gpu"}) == "serves on a CPU: --device=cpu"
     reason = LATENCY.ROWS_TABLE[name].cannot({})
     assert f"onnx and {name} not installed" in reason and "requirements-serving.txt" in reason
     assert (PROJECT / "requirements-serving.txt").read_text().count(name) == 1
