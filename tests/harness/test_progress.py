@@ -171,16 +171,26 @@ def test_processes_within_a_budget_are_counted_as_the_rounds_do():
 # Sizes
 
 
+def parent_of(module):
+    """How the script runs its rows."""
+    if kind := getattr(module, "Parent", None):
+        return kind
+    rooms = (("sweep", "Sweep"), ("points", "Points"), ("replicas", "Parent"))
+    return next(
+        (getattr(getattr(module, room), kind) for room, kind in rooms if hasattr(module, room)), benchmark.Parent
+    )
+
+
 @pytest.mark.parametrize("option", ["--time-steps=99999999", "--batch-size=100000", "--units=10000000"])
 @pytest.mark.parametrize("name", jobs.scripts(suite.BENCHMARKS))
 def test_size_that_cannot_run_is_one_line_and_nothing_is_written(name, option, tmp_path, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     if not hasattr(module, option[2:].split("=")[0].upper().replace("-", "_")) or (
-        name == "mnist" and "time-steps" in option
+        (name, option.split("=")[0]) in (("mnist", "--time-steps"), ("options", "--batch-size"))
     ):
-        pytest.skip("has no such option")
-    parent = getattr(module, "sweep", benchmark).main
-    assert parent(module.BENCHMARK, ["--quick", "--device=cpu", f"--out={tmp_path / 'out'}", option]) == 2
+        pytest.skip("has no such option, or memory for it")
+    arguments = ["--quick", "--device=cpu", f"--out={tmp_path / 'out'}", option]
+    assert benchmark.main(module.BENCHMARK, arguments, parent_of(module)) == 2
     seen = capsys.readouterr().err
     assert seen.startswith("error: ") and seen.count("\n") == 1 and option in seen and "give a smaller" in seen
     assert not (tmp_path / "out").exists()
@@ -199,7 +209,6 @@ def test_presets_of_every_script_fit_into_a_small_machine(monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * 1024**3)
     for name in jobs.scripts(suite.BENCHMARKS):
         module = importlib.import_module(f"benchmarks.{name}")
-        parent = getattr(module, "sweep", None)
-        kind = parent.Sweep if parent else benchmark.Parent
+        kind = parent_of(module)
         for preset in jobs.PRESETS:
             assert kind(module.BENCHMARK, [f"--{preset}", "--device=cpu"]).plan()["rows"]

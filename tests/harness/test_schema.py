@@ -11,6 +11,7 @@ from tests.record_cases import LATENCY, RUNS, make, proof_of
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
 STEP_OF_ONE = intervals.step_of(BLOCKS[:1])
+OPTION = {"ran": "cuDNN", "error": "", "fit_ms": None}
 REPLICAS = {
     "gpus": 2,
     "workers": 2,
@@ -128,6 +129,10 @@ def test_every_key_of_the_schema_is_required(key):
         ("latency", {**LATENCY, "p99_ms": "1"}),
         ("latency", {**LATENCY, "max_ms": None}),
         ("latency", {**LATENCY, "requests": 0}),
+        ("option", list(OPTION)),
+        ("option", {**OPTION, "more": 1}),
+        ("option", {**OPTION, "ran": 1}),
+        ("option", {**OPTION, "fit_ms": "1"}),
         ("replicas", REPLICAS["gpus"]),
         ("replicas", {**REPLICAS, "more": 1}),
         ("replicas", {**REPLICAS, "gpus": 0}),
