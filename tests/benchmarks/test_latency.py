@@ -19,6 +19,7 @@ from harness.record import records
 from harness.run import points
 from models import rows
 
+pytestmark = pytest.mark.usefixtures("tensorflow_runtime")  # which takes its number of threads before its first tensor
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT / "benchmarks" / "latency.py"
 SPEC = importlib.util.spec_from_file_location("script_latency", SCRIPT)
