@@ -387,12 +387,18 @@ class Parent:
             for row, s in seconds.items()
         }
 
-    def _run_rows(self) -> None:
+    def _due(self) -> tuple[dict[str, int], dict[str, float]]:
+        """({row that is to be measured: its processes of an earlier run}, {row: the seconds that these took})"""
         wanted = [row for row in self.rows if not self._settled(row)]
         earlier = {row: self._earlier(row) for row in wanted}
         self._say_what_is_replaced([row for row in wanted if not earlier[row]])
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
+        return done, spent
+
+    def _run_rows(self) -> None:
+        done, spent = self._due()
+        wanted = [*done]
         seconds, expected = self._expected(wanted)
         with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar, self._scratch() as scratch:
             left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})

@@ -21,14 +21,10 @@ class Together(benchmark.Parent):
         return 1
 
     def _run_rows(self) -> None:
-        wanted = [row for row in self.rows if not self._settled(row)]
-        earlier = {row: self._earlier(row) for row in wanted}
-        self._say_what_is_replaced([row for row in wanted if not earlier[row]])
-        done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
-        spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
-        seconds, expected = self._expected(wanted)
+        done, spent = self._due()
+        seconds, expected = self._expected(done)
         with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
-            left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
+            left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in done})
 
             def keep(row: str, outcome: processes.Outcome) -> None:
                 spent[row] += outcome.seconds
