@@ -729,7 +729,9 @@ SERVERS: dict[str, Row] = {
         expected=_graph_of_stack,
     ),
     "torch_compile": _server(
-        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile", "torch_compile", compiled=True
+        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
+        "torch_compile",
+        compiled=True,
     ),
     "jax_scan": _server("JAX: a lax.scan over time per layer, jitted", "jax_scan"),
     "jax_cudnn": _server("JAX: jax.experimental.rnn.lstm (cuDNN), jitted", "jax_cudnn"),

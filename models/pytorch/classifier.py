@@ -253,6 +253,8 @@ class TorchClassifier(trial.ClassifierTrial):
             gradients = self._float32_gradients
             if self.loss_scale != 1.0:
                 torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+        else:  # of a compiled head they may come transposed in memory, which the fused optimizers refuse
+            gradients = [gradient.contiguous() for gradient in gradients]
         for master, gradient in zip(self.masters, gradients, strict=True):
             master.grad = gradient
         self.optimizer.step()

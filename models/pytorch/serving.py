@@ -60,8 +60,8 @@ class TorchServer:
 class CapturedServer(TorchServer):
     """The same as one CUDA graph, between pinned buffers of the host."""
 
-    def __init__(self, stack, weights, shape, stream, device):
-        super().__init__(stack, weights, shape, stream, device)
+    def __init__(self, stack, weights, shape, stream, device, compiled=False):
+        super().__init__(stack, weights, shape, stream, device, compiled)
         self._inputs = torch.zeros(shape, device=device)
         self._outputs = torch.zeros((*shape[:2], self._stack.units), device=device)
         self._host = [torch.zeros(tensor.shape, pin_memory=True) for tensor in (self._inputs, self._outputs)]
@@ -92,7 +92,9 @@ class CapturedServer(TorchServer):
 
 
 def build(weights, shape, stream, *, stack, captured=False, compiled=False, precision="fp32", device="cpu"):
-    """The server of a row, on `device`, in float32; its products as the process has set their precision."""
-    if captured:
-        return CapturedServer(stack, weights, shape, stream, device)
-    return TorchServer(stack, weights, shape, stream, device, compiled)
+    """The server of a row, on `device`, in float32; its products as the process has set their precision.
+
+    On a GPU what torch.compile made is captured too.
+    """
+    kind = CapturedServer if captured or (compiled and device != "cpu") else TorchServer
+    return kind(stack, weights, shape, stream, device, compiled)
