@@ -5,7 +5,10 @@
 `train` is one call of the function that `fit` calls for its steps, `forward` one of `predict`'s: what is proven is what both run.
 """
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +24,7 @@ PARTS = 2  # that TimeDistributed runs over
 VOCABULARY = 1000  # of Embedding
 BUCKETS = (1.0, 0.25, 0.75, 0.5)  # of the time steps
 HOLES = 0.2
+KEPT = 4  # results of the reference, which most options share
 PRECISIONS = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16", "float64": "fp64"}
 
 
@@ -116,6 +120,20 @@ def _layer(kind: str, units: int, arguments: dict[str, Any]) -> keras.layers.Lay
     layer = plain(units, **arguments)
     wrapper = {"bidirectional": keras.layers.Bidirectional, "time_distributed": keras.layers.TimeDistributed}.get(kind)
     return wrapper(layer) if wrapper else layer
+
+
+class Known:
+    """What an endless iterator yields, each computed once."""
+
+    def __init__(self, iterator: Iterator) -> None:
+        self._iterator, self._known = iterator, []
+
+    def first(self, count: int) -> list:
+        self._known += itertools.islice(self._iterator, max(0, count - len(self._known)))
+        return self._known[:count]
+
+
+KNOWN: dict[str, Known] = {}  # by what it is computed of
 
 
 class OptionTrial:
@@ -243,16 +261,32 @@ class OptionTrial:
 
     def walked(self, calls: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """(the mean loss of all steps up to the end of each call, the weights after it), by the float64 reference."""
-        batches = self._masked([self.batches[k % len(self.batches)] for k in range(calls * self.per_call)])
-        losses, after = recurrent.walk(self.network, self.weights, batches, self.rate)
-        means = np.cumsum(losses) / np.arange(1, len(losses) + 1)
+        count = calls * self.per_call
+        if self._drawing():
+            batches = self._masked([self.batches[k % len(self.batches)] for k in range(count)])
+            steps = list(recurrent.walk(self.network, self.weights, batches, self.rate))
+        else:
+            steps = self._shared("walk", self.rate).first(count)
+        losses, after = zip(*steps, strict=True)
+        means = np.cumsum(losses) / np.arange(1, count + 1)
         return means[self.per_call - 1 :: self.per_call], after[self.per_call - 1 :: self.per_call]
 
     def predicted(self, calls: int) -> list[np.ndarray]:
         """Predictions of each call by the float64 reference."""
-        batches = [self.batches[k % len(self.batches)] for k in range(calls * self.per_call)]
-        found = recurrent.predict(self.network, self.weights, batches)
+        found = self._shared("predict").first(calls * self.per_call)
         return [np.concatenate(found[k : k + self.per_call]) for k in range(0, len(found), self.per_call)]
+
+    def _shared(self, function: str, *arguments: float) -> "Known":
+        """What a function of the reference yields on these batches in turn, which most options have in common."""
+        of = (function, self.network, self.weights, self.batches, arguments)
+        key = hashlib.sha256(pickle.dumps(of)).hexdigest()
+        if key not in KNOWN:
+            yields = getattr(recurrent, function)
+            KNOWN[key] = Known(yields(self.network, self.weights, itertools.cycle(self.batches), *arguments))
+        KNOWN[key] = KNOWN.pop(key)  # those that were asked for last stay
+        for old in list(KNOWN)[:-KEPT]:
+            del KNOWN[old]
+        return KNOWN[key]
 
     def targets(self, call: int) -> np.ndarray:
         """[per_call·batch, outputs] of a call of `forward`."""

@@ -9,7 +9,7 @@ A step that its mask leaves out keeps the state. Dropout masks are factors, give
 enters a layer, the same at every step, `keep` [gates, batch, units] on the h that enters each gate's recurrent product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +108,7 @@ def backward(
     """
     layer, x, (kernel, recurrent, bias), drop, keep, steps = cache
     dh, dc = d_states[0].copy(), (d_states[1] if layer.cell == "lstm" else np.zeros_like(d_states[0])).copy()
-    d_z, d_recurrent, d_bias = [], np.zeros_like(recurrent), np.zeros_like(bias)
+    d_z, products, d_recurrent, d_bias = [], [], np.zeros_like(recurrent), np.zeros_like(bias)
     for t in reversed(range(len(steps))):
         (h, c), local, on = steps[t]
         dh = dh + d_outputs[t]
@@ -117,7 +117,7 @@ def backward(
         if layer.cell == "gru":
             d_bias[1] += d_product.sum(0)
         if keep is None:
-            d_recurrent += h.T @ d_product
+            products.append((h, d_product))
             through = d_product @ recurrent.T
         else:
             parts = list(zip(keep, np.split(d_product, len(keep), 1), np.split(recurrent, len(keep), 1), strict=True))
@@ -126,6 +126,9 @@ def backward(
         past_h, past_c = (0.0, 0.0) if on is None else (dh * ~on, dc * ~on)
         dh, dc = through + direct_h + past_h, direct_c + past_c
         d_z.append(dz)
+    if products:
+        entered_h, d_products = (np.concatenate(parts) for parts in zip(*products, strict=True))
+        d_recurrent = entered_h.T @ d_products
     d_z = np.array(d_z[::-1])
     total = d_z.sum((0, 1))
     if layer.cell == "gru":
@@ -205,9 +208,8 @@ class Batch(NamedTuple):
     keep: Sequence | None = None
 
 
-def step(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: Sequence | None = None):
-    """(predictions [batch, outputs], loss, gradients of all weights, final states of each layer and direction)."""
-    weights = [np.asarray(array, np.float64) for array in weights]
+def _predict(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: Sequence | None):
+    """(predictions [batch, outputs], what the dense layer read, final states, and of each layer and direction its cache)."""
     tokens = batch.inputs.ndim == 2
     embedding, rest = (weights[0], weights[1:]) if tokens else (None, weights)
     x = np.asarray(embedding[batch.inputs] if tokens else batch.inputs, np.float64).transpose(1, 0, 2)
@@ -233,6 +235,15 @@ def step(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: 
     seen = own[0][0] + own[0][1] if network.adds_cell else np.concatenate([final[0] for final in own], -1)
     kernel, bias = weights[-2:]
     predicted = seen @ kernel + bias
+    return predicted, seen, finals, caches
+
+
+def step(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: Sequence | None = None):
+    """(loss, gradients of all weights, final states of each layer and direction)."""
+    weights = [np.asarray(array, np.float64) for array in weights]
+    predicted, seen, finals, caches = _predict(network, weights, batch, states)
+    tokens, ways, per = batch.inputs.ndim == 2, network.directions(), 3 if network.use_bias else 2
+    kernel = weights[-2]
     error = predicted - batch.targets
     d_predicted = 2 * error / error.size
     d_seen = np.split(d_predicted @ kernel.T, len(ways), axis=1)
@@ -245,7 +256,7 @@ def step(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: 
             zero = np.zeros_like(finals[0][0])
             if number:
                 d_final = [d_seen[way], d_seen[way] if network.adds_cell else zero]
-                d_outputs = np.zeros((x.shape[0], *zero.shape))
+                d_outputs = np.zeros((batch.inputs.shape[1], *zero.shape))
             else:
                 d_final, d_outputs = [zero, zero], np.split(d_x, len(ways), axis=-1)[way]
                 d_outputs = d_outputs[::-1] if way else d_outputs
@@ -254,29 +265,26 @@ def step(network: Network, weights: Sequence[np.ndarray], batch: Batch, states: 
             found += own[:per]
         gradients, d_x = found + gradients, below
     if tokens:
-        d_embedding = np.zeros_like(embedding)
+        d_embedding = np.zeros_like(weights[0])
         np.add.at(d_embedding, batch.inputs, d_x.transpose(1, 0, 2))
         gradients = [d_embedding, *gradients]
-    return predicted, float(np.mean(error**2)), gradients, finals
+    return float(np.mean(error**2)), gradients, finals
 
 
-def walk(network: Network, weights: Sequence[np.ndarray], batches: Sequence[Batch], rate: float):
-    """(losses [n], the weights after each step) of a step of SGD on each batch."""
-    weights, states, losses, after = [np.asarray(array, np.float64) for array in weights], None, [], []
+def walk(network: Network, weights: Sequence[np.ndarray], batches: Iterable[Batch], rate: float):
+    """Yields (loss, the weights after it) of a step of SGD on each batch."""
+    weights, states = [np.asarray(array, np.float64) for array in weights], None
     for batch in batches:
-        _, loss, gradients, finals = step(network, weights, batch, states)
+        loss, gradients, finals = step(network, weights, batch, states)
         weights = [array - rate * gradient for array, gradient in zip(weights, gradients, strict=True)]
         states = finals if network.carries else None
-        losses.append(loss)
-        after.append(weights)
-    return np.array(losses), after
+        yield loss, weights
 
 
-def predict(network: Network, weights: Sequence[np.ndarray], batches: Sequence[Batch]) -> list[np.ndarray]:
-    """Predictions [batch, outputs] of each batch, without dropout."""
-    states, found = None, []
+def predict(network: Network, weights: Sequence[np.ndarray], batches: Iterable[Batch]):
+    """Yields the predictions [batch, outputs] of each batch, without dropout."""
+    weights, states = [np.asarray(array, np.float64) for array in weights], None
     for batch in batches:
-        predicted, _, _, finals = step(network, weights, batch._replace(drop=None, keep=None), states)
+        predicted, _, finals, _ = _predict(network, weights, batch._replace(drop=None, keep=None), states)
         states = finals if network.carries else None
-        found.append(predicted)
-    return found
+        yield predicted
