@@ -20,7 +20,6 @@ UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
 # Frameworks whose rows are also held to what they do after the proof's first steps (dropout, the block after timing, whole
 # trainings), and to how often they may run what they promise, by device: where right rows have been seen to pass.
-HELD_ON = {"cpu": ("tensorflow", "torch", "jax"), "gpu": ("tensorflow",)}
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validations: see docs/reading-tables.md"
 CURVE_NOTE = (
@@ -87,13 +86,10 @@ class Measurement:
         turns: "Turns | None" = None,
     ) -> None:
         self.device, self.precision, self.process = job["device"], job["precision"], job["process"]
-        self._holds_more = framework in HELD_ON[self.device]
         self._turns = turns or Alone()
         self._phases = clocks.Phases(job.get("started"))
         self._phases.over("start and data")
         self.data, self.kernel = data, Kernel(**expected_ops)
-        if not self._holds_more:
-            self.kernel = self.kernel._replace(train_ops={}, passes={})
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         cores, compiled = machine.physical_cores(), job.get("compiled")
@@ -169,7 +165,7 @@ class Measurement:
                 parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
             self._phases.over("timed")
         self._phases.over("waiting")
-        if self._holds_more and not self.process:
+        if not self.process:
             with self._turns.device():
                 self._phases.over("waiting")
                 for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
@@ -236,7 +232,7 @@ class Measurement:
 
     def _prove_dropout(self, trial: Any, proof: Proof, ops: Mapping[str, float], steps: int) -> None:
         """Where the workload has it: by the ops of so many profiled steps, and in the first process by losses."""
-        if "dropout_losses" not in self.reference or not self._holds_more:
+        if "dropout_losses" not in self.reference:
             return
         places = int(self.reference["dropout_places"])
         proof.dropout(dropout.masks_not_drawn(ops, self.runtime.name, places, steps))
@@ -421,7 +417,7 @@ class Measurement:
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
             told = fits.tells_steps(self.precision, batch_size)
-            if self._holds_more and not self.process and not proof.failures and told:
+            if not self.process and not proof.failures and told:
                 proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
@@ -435,14 +431,13 @@ class Measurement:
                 memory = self._memory()
                 self._phases.over("timed")
             self._phases.over("waiting")
-            if self._holds_more:
-                with self._turns.device():
-                    self._phases.over("waiting")
-                    proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
-                    if not self.process:
-                        found = result["accuracy"]
-                        proof.whole_training(fits.differs_in_accuracy(trial, found, plan, proof.limit, batch_size))
-                        proof.whole_training(fits.differs_in_rate(trial, plan))
+            with self._turns.device():
+                self._phases.over("waiting")
+                proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
+                if not self.process:
+                    found = result["accuracy"]
+                    proof.whole_training(fits.differs_in_accuracy(trial, found, plan, proof.limit, batch_size))
+                    proof.whole_training(fits.differs_in_rate(trial, plan))
                     self._phases.over("proof: after")
             result = {name: value for name, value in result.items() if name != "epoch_accuracy"}
             if trial.traces != proven:
@@ -492,7 +487,7 @@ class Measurement:
             trial.restore()
             self._start = digest(trial.weights())
             proof, _ = self._prove(trial, "train")
-            if self._holds_more and not proof.failures:
+            if not proof.failures:
                 proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
@@ -506,11 +501,9 @@ class Measurement:
                 fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
                 self._phases.over("timed")
             memory, result = self._memory(), dict(result)
-            if self._holds_more:
-                watched.read(self.runtime.to_numpy)
-                differs = fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy)
-                proof.whole_training(differs)
-                proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
+            watched.read(self.runtime.to_numpy)
+            proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
+            proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"

@@ -88,7 +88,7 @@ class Entered:
 def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces):
     happened = []
     row = object.__new__(measurement.Measurement)
-    row.runtime, row.process, row.device, row._holds_more = SimpleNamespace(sync=lambda: None), 1, "cpu", False
+    row.runtime, row.process, row.device = SimpleNamespace(sync=lambda: None), 1, "cpu"
     row._turns, row._phases = Entered(happened), Anything()
     row._reference_path = None
     monkeypatch.setattr(measurement, "wait_for", lambda _: happened.append("reference"))

@@ -98,9 +98,6 @@ def test_a_framework_is_told_from_others_in_its_own_file_and_its_entry_alone():
     """So a new one is a folder of rows, a file of harness/frameworks/ and its entry in harness/record/frameworks.py."""
     own = {f"harness/frameworks/{found.runtime.partition('.')[0]}.py" for found in frameworks.FRAMEWORKS.values()}
     allowed = {*own, "harness/record/frameworks.py"}
-    allowed |= {
-        "harness/measure/measurement.py"
-    }  # HELD_ON: what is held after the timed steps; a new one is held to less
     peers = frameworks.FRAMEWORKS.keys() - {"tensorflow"}  # which is the environment that all others are beside
     for path in sorted((PROJECT / "harness").rglob("*.py")):
         name = path.relative_to(PROJECT).as_posix()
