@@ -12,18 +12,19 @@ library's own, with a gap. FAKE_CUDNN_REFUSES=3,2 in the environment: no descrip
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3000, GAP = 16 };
 
-typedef struct { int input, units, layers, algorithm; float rate; } rnn;
+typedef struct { int input, units, layers, algorithm, math; float rate; } rnn;
 typedef struct { int dtype, layout, steps, batch, width; } data;
 typedef struct { int count, sizes[3]; } tensor;
 typedef struct { float rate; } dropout;
 
-static char written[1 << 16];
+static char written[1 << 20];
 
 static void note(const char *format, ...) {
     size_t length = strlen(written);
     va_list arguments;
+    if (sizeof written - length < 1024) abort(); /* a test that never reads the log */
     va_start(arguments, format);
-    vsnprintf(written + length, sizeof written - length, format, arguments);
+    vsnprintf(written + length, 1000, format, arguments);
     va_end(arguments);
     strcat(written, "\n");
 }
@@ -69,7 +70,7 @@ int cudnnSetRNNDescriptor_v8(void *made, int algorithm, int cell, int bias, int 
          "projection %d layers %d flags %u", algorithm, cell, bias, direction, input_mode, dtype, precision, math, input,
          units, projection, layers, flags);
     if (refused && strchr(refused, '0' + algorithm)) return NOT_SUPPORTED;
-    *(rnn *)made = (rnn){input, units, layers, algorithm, ((dropout *)dropped)->rate};
+    *(rnn *)made = (rnn){input, units, layers, algorithm, math, ((dropout *)dropped)->rate};
     return SUCCESS;
 }
 
@@ -137,8 +138,9 @@ int cudnnRNNForward(void *handle, void *made, int mode, const int32_t lengths[],
     note("forward mode %d length %d x %g of width %d hx %g cx %g weights %g of %zu work %zu reserve %zu rate %g", mode,
          lengths[0], first(x), ((data *)x_desc)->width, first(hx), first(cx), first(weights), weight_size, work_size,
          reserve_size, r->rate);
-    /* The algorithm can be told from the results, so that a test can have one that is wrong. */
-    fill(y, (size_t)out->steps * out->batch * r->units, getenv("FAKE_CUDNN_WRONG") && r->algorithm ? 7 : 1);
+    /* A test can have all algorithms but the standard one wrong; TENSOR_OP_MATH_ALLOW_CONVERSION rounds to float16. */
+    float value = getenv("FAKE_CUDNN_WRONG") && r->algorithm ? 7 : r->math == 2 ? 1 : 1.0001f;
+    fill(y, (size_t)out->steps * out->batch * r->units, value);
     fill(hy, states, 2), fill(cy, states, 3), fill(reserve, reserve_size / 4, 4);
     return SUCCESS;
 }
