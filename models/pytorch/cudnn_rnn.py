@@ -14,6 +14,7 @@ cudnnRNNBackwardWeights_v8, cudnnGetRNNWeightParams, cudnnBuildRNNDynamic), and 
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_ulonglong, c_void_p
@@ -237,7 +238,7 @@ class Plan:
                 for mode in (INFERENCE, TRAINING)
             }
             self.pieces = self._pieces(handle)
-        except CudnnError:
+        except RuntimeError:  # of cuDNN, or no memory
             self.close()
             raise
         self._lengths = torch.full((shape.batch,), shape.steps, dtype=torch.int32, device=device)
@@ -353,6 +354,7 @@ def _at(tensor: Tensor | None) -> int | None:
 LIMITS = {"fp32": (2e-5, 2e-4), "tf32": (5e-3, 1e-2), "fp16": (1e-2, 6e-2), "bf16": (8e-2, 5e-1)}
 CLEARLY = 0.98  # of the best time so far: what is not that much faster is left, so that every process chooses alike
 ROUNDS, REPLAYS = 5, 5  # the best round counts
+ROUNDED = "rounds to float16"
 HOPELESS = 2.0  # times the best time so far: a setting whose first replay takes longer gets no rounds
 
 
@@ -364,8 +366,7 @@ def settings(precision: str) -> list[Setting]:
     maths = {"fp32": ("FMA_MATH",), "tf32": ("DEFAULT_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION")}.get(
         precision, ("TENSOR_OP_MATH", "DEFAULT_MATH")
     )
-    layouts_of_data = ("padded", "packed")
-    return [Setting(algorithm, math, of) for algorithm in ALGORITHMS for math in maths for of in layouts_of_data]
+    return [Setting(*one) for one in itertools.product(ALGORITHMS, maths, ("padded", "packed"))]
 
 
 @dataclass(frozen=True)
@@ -384,7 +385,7 @@ class Choice:
 
     def __str__(self) -> str:
         """In words, without times, which are others in every process."""
-        why: dict[str, list[str]] = {}
+        why: dict[str, list[Setting]] = {}
         for setting, reason in self.refused.items():
             why.setdefault(reason, []).append(setting)
         left_out = [f"{_listed(refused, [*self.times_ms, *self.refused])}: {reason}" for reason, refused in why.items()]
@@ -393,9 +394,15 @@ class Choice:
 
 
 def _listed(some: Sequence[Setting], every: Sequence[Setting]) -> str:
-    """Settings in few words: an algorithm, or one with its products, stands for all of `every` that have it."""
+    """Settings in few words: an algorithm, a type of products, or both, stand for all of `every` that have them."""
     left, words = list(some), []
-    for shorten in (lambda one: one.algorithm, lambda one: f"{one.algorithm} with {one.math}", str):
+    ways = (
+        lambda one: one.algorithm,
+        lambda one: one.math,
+        lambda one: f"{one.algorithm} with {one.math}",
+        str,
+    )
+    for shorten in ways:
         for name in dict.fromkeys(map(shorten, left)):
             own = [setting for setting in every if shorten(setting) == name]
             if all(setting in left for setting in own):
@@ -421,6 +428,9 @@ def choose(
     times, refused, expected = {}, {}, None
     _, pieces = weight_space(shape.stack, shape.dtype, device)
     for setting in tried:
+        if any(other.math == setting.math and why == ROUNDED for other, why in refused.items()):
+            refused[setting] = ROUNDED
+            continue
         try:
             with contextlib.closing(Plan(setting, shape, device=device)) as plan:
                 if plan.pieces != pieces:
@@ -492,7 +502,7 @@ def _disagreement(found: Sequence[Tensor], expected: Sequence[Tensor], limits: t
         if not error <= limits[kind]:  # NaN too
             return f"other {'gradients' if kind else 'outputs'} than the standard algorithm"
     outputs = found[0]
-    return "outputs rounded to float16" if outputs.itemsize > 2 and torch.equal(outputs, outputs.half().float()) else ""
+    return ROUNDED if outputs.itemsize > 2 and torch.equal(outputs, outputs.half().float()) else ""
 
 
 # --- the stack ----------------------------------------------------------------------------------------------------------
