@@ -277,6 +277,7 @@ TENSORFLOW = {
 
 TORCH_LSTM_OP = r"aten::(lstm|_cudnn_rnn|mkldnn_rnn_layer)"
 TORCH_CELL_OP = r"aten::(lstm_cell|_thnn_fused_lstm_cell)"
+CUDNN_RNN_OP = "lstm_benchmarks::_cudnn_rnn"  # of models/pytorch/cudnn_rnn.py
 TORCH_SCRIPT = "forward"  # a scripted module's call; an eager one leaves no such mark
 TORCH_COMPILED = r"## Call CompiledFxGraph.*"
 TORCH_MATMUL = r"aten::(add)?mm"
@@ -285,9 +286,8 @@ TORCH_OPTIMIZER = r"aten::_fused_(adam|sgd)_"  # one call for all tensors
 TORCH_LOSS = r"aten::nll_loss(2d)?_(forward|backward)"
 KERAS_TORCH_UPDATE = "aten::_foreach_add_"  # Keras' optimizers on PyTorch: some calls for all tensors together
 GRAPH_LAUNCH = "cudaGraphLaunch"
-_NOT_BESIDE_A_GRAPH = (
-    rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_MATMUL}|{TORCH_SCRIPT}|{TORCH_COMPILED}|aten::_fused_\w+"
-)
+_INSIDE_A_GRAPH = rf"{TORCH_LSTM_OP}|{CUDNN_RNN_OP}\w*|{TORCH_CELL_OP}|{TORCH_MATMUL}|aten::_fused_\w+"
+_NOT_BESIDE_A_GRAPH = rf"{_INSIDE_A_GRAPH}|{TORCH_SCRIPT}|{TORCH_COMPILED}"
 
 
 def _torch(what: str, stack: str, expected: Expected, *, needs_gpu: bool = False, captured: bool = False) -> Row:
@@ -368,6 +368,14 @@ PYTORCH = {
             CUDNN_KERNEL,
             rest_kernels="triton_",  # what torch.compile made of dense layer and loss
         ),
+        needs_gpu=True,
+        captured=True,
+    ),
+    "cudnn_best": _torch(
+        "PyTorch: cuDNN's RNN functions called directly, by the fastest of its algorithms, the step as torch_lstm_graph's",
+        "CudnnStack",
+        # Its own ops in a step that is not captured; on a GPU the graph is, and cuDNN's kernels in it.
+        _ops(lambda layers, steps: {CUDNN_RNN_OP: (1, 1)}, TORCH_LSTM_OP, CUDNN_KERNEL, rest_kernels="triton_"),
         needs_gpu=True,
         captured=True,
     ),

@@ -3,6 +3,8 @@
 Of the language models, and of mnist.py's classifier, whose peers on other backends have a process each.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,9 @@ from tests.models import test_keras_backends
 pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
+
+from models.pytorch import cudnn_rnn  # noqa: E402 (PyTorch may be missing)
+
 ROWS = list(rows.PYTORCH)
 CAPTURED = [row for row, made in rows.PYTORCH.items() if made.arguments["captured"]]
 IN_ONE_PROCESS_EACH = [
@@ -161,6 +166,20 @@ def test_replayed_dropout_draws_new_masks(row, make):
         trial.restore()
         losses.add((trial.timed_steps(1) if make is classifier else trial.train(trial.batches[0])).item())
     assert len(losses) == 4
+
+
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
+def test_cudnn_best_says_which_setting_ran_and_why_others_did_not(precision):
+    torch_cases.make_runtime("gpu", precision)
+    trial = model("cudnn_best", precision)
+    for mode, step in (("train", trial.train), ("forward", trial.forward)):
+        step(trial.batches[0])
+        [note] = trial.notes(mode)
+        settings = r"(STANDARD|PERSIST_\w+), \w+_MATH, (padded|packed), the fastest of \d+ settings"
+        assert re.match(rf"cuDNN 9\.\S+ ran {settings}(; not run: .*CUDNN_STATUS_\w+.*)?$", note)
+    for choice in trial.stack.module.choices.values():
+        assert {*choice.times_ms, *choice.refused} == set(cudnn_rnn.settings(precision))
+        assert choice.times_ms[choice.setting] <= min(choice.times_ms.values()) / cudnn_rnn.CLEARLY
 
 
 def assert_waits_for_nothing(step):

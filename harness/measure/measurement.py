@@ -119,7 +119,8 @@ class Measurement:
         Args:
             trial: harness.measure.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that
             lie on the device;
-                `stack_alone(batch)` on `stack_batches`. `trace(mode)`, where there is one, traces that without running it.
+                `stack_alone(batch)` on `stack_batches`. `trace(mode)`, where there is one, traces that without running it;
+                `notes(mode)`, where there is one, says for the tables how it ran, where the row leaves that open.
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
@@ -180,7 +181,7 @@ class Measurement:
                         lambda timed=timed: clocks.run_for(UTILISATION_S, *timed, self.runtime.sync)
                     )
                 self._phases.over("utilisation")
-        finished = {mode: self._finish(part, proofs[mode]) for mode, part in parts.items()}
+        finished = {mode: self._finish(noted(part, trial, mode), proofs[mode]) for mode, part in parts.items()}
         self._phases.over("waiting")
         print(self._phases, flush=True)
         return finished
@@ -464,7 +465,7 @@ class Measurement:
                     self._phases.over("utilisation")
         self._phases.over("waiting")
         print(self._phases, flush=True)
-        return {"fit": self._finish(part, proof)}
+        return {"fit": self._finish(noted(part, trial, "fit"), proof)}
 
     def training(
         self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: fits.Schedule
@@ -511,7 +512,7 @@ class Measurement:
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
             self._phases.over("proof: after")
         print(self._phases, flush=True)
-        return {"fit": self._finish(part, proof)}
+        return {"fit": self._finish(noted(part, trial, "fit"), proof)}
 
     def _finish(self, part: dict, proof: Proof) -> dict:
         part["proof"] = proof.record()
@@ -569,6 +570,12 @@ class Measurement:
         if not self._matmul_flops or not blocks_ms:
             return None
         return flops / (np.median(blocks_ms) / 1e3) / self._matmul_flops
+
+
+def noted(part: dict, trial: Any, mode: str) -> dict:
+    """A part with what the trial says of itself, where it does."""
+    notes = trial.notes(mode) if hasattr(trial, "notes") else []
+    return {**part, "notes": [*part.get("notes", []), *notes]}
 
 
 def much_around(clock: clocks.EpochClock) -> bool:

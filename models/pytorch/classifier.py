@@ -155,6 +155,10 @@ class TorchClassifier(trial.ClassifierTrial):
     def traces(self) -> int:
         return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.stack.compiled else 0
 
+    def notes(self, mode: str) -> list[str]:
+        """Of the stack: sentences for the tables on how it ran in "train", "forward", "stack" or "fit"."""
+        return self.stack.notes(mode)
+
     def _applied(self):
         with torch.no_grad():
             return self.optimizer.applied(self._start)

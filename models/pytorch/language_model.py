@@ -132,6 +132,10 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         if self._rate is not None:
             self._rate.fill_(rate)
 
+    def notes(self, mode: str) -> list[str]:
+        """Of the stack: sentences for the tables on how it ran in "train", "forward", "stack" or "fit"."""
+        return self.stack.notes(mode)
+
     def _applied(self):
         with torch.no_grad():
             return self.optimizer.applied(self._start)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from models.pytorch.cells import CompilableLSTM, PrimitiveCell, UnrolledLSTM
+from models.pytorch.cudnn_rnn import CudnnLSTM, weight_space
 from models.weights import layouts
-from models.weights.stack_spec import StackSpec, torch_shapes
+from models.weights.stack_spec import StackSpec, cudnn_biases, cudnn_matrices, torch_shapes
 
 
 class TorchStack:
@@ -105,6 +106,10 @@ class TorchStack:
         """
         outputs, h, c = self.module(inputs, *states, rate)
         return outputs, (h, c)
+
+    def notes(self, mode: str) -> list[str]:
+        """Sentences for the tables on how it ran in "train", "forward", "stack" or "fit", where the class leaves that open."""
+        return []
 
     def _weights(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The stack's own tensors among a network's."""
@@ -212,3 +217,48 @@ class CapturedLSTMStack(LSTMStack):
     compiled = "head"
     captured = True
     own_dropout = True
+
+
+class CudnnStack(TorchStack):
+    """cuDNN called directly, by the algorithm that is the fastest one here, the step as torch_lstm_graph's: cudnn_best.
+
+    One flat tensor holds all weights, where cuDNN wants them: each gate's matrix, its bias, and a second bias that is 0.
+    """
+
+    compiled = "head"
+    captured = True
+    own_dropout = True
+
+    def build(self):
+        return CudnnLSTM(self.spec, self.dtype, self.device)
+
+    def moved(self, module):
+        return [module.weights]
+
+    def from_canonical(self, weights):
+        size, pieces = weight_space(self.spec, self.dtype, self.device)
+        flat = np.zeros(size, np.float32)
+        for placed, arrays in zip(pieces, layouts.to_cudnn_list(self._weights(weights), self.spec), strict=True):
+            for (offset, _), array in zip(placed, arrays, strict=True):
+                flat[offset : offset + array.size] = array.ravel()
+        return [flat]
+
+    def to_canonical(self, arrays):
+        [flat], (_, pieces) = arrays, weight_space(self.spec, self.dtype, self.device)
+        shapes = cudnn_matrices(self.spec), cudnn_biases(self.spec)
+        lists = [
+            [
+                flat[offset : offset + np.prod(shape)].reshape(shape)
+                for (offset, _), (_, shape) in zip(*pair, strict=True)
+            ]
+            for pair in zip(pieces, shapes, strict=True)
+        ]
+        return layouts.from_cudnn_list(*lists, self.spec)
+
+    def __call__(self, inputs, states, rate, training):
+        outputs, h, c = self.module(inputs, *states, rate, training)
+        return outputs, (h, c)
+
+    def notes(self, mode):
+        modes = {"forward": (False,), "fit": (False, True)}.get(mode, (True,))
+        return [str(choice) for (_, _, training), choice in self.module.choices.items() if training in modes]

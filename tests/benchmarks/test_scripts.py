@@ -108,6 +108,7 @@ TORCH = [
     "torch_static_jit",
     "torch_lstm",
     "torch_lstm_graph",
+    "cudnn_best",
     "torch_compile",
 ]
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
@@ -123,7 +124,8 @@ ROWS = {
     "latency": ["keras_predict", "keras_predict_on_batch", "keras_call", "keras_function", "keras_xla", "cudnn_stack",
                 "wavefront", "wavefront_persistent", "torch_lstm", "torch_lstm_graph", "torch_compile", "jax_scan", "jax_cudnn"],
     "ptb_sentences": ["padded", "lengths", "bucketed"],
-    "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "jax_scan", "wavefront", "wavefront_persistent"],
+    "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "cudnn_best", "jax_scan", "wavefront",
+                "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
                    "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent",
                    *TORCH, *JAX],
@@ -147,7 +149,8 @@ def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
         assert made.needs_gpu == (
             "cudnn" in row or "persistent" in row or row in ("torch_lstm_graph", "torch_bucket_graph")
         )
-        assert made.framework == next((name for name in ("torch", "jax") if name in row), "tensorflow")
+        own = {"cudnn_best": "torch"}.get(row, "tensorflow")
+        assert made.framework == next((name for name in ("torch", "jax") if name in row), own)
 
 
 def test_the_persistent_kernels_alone_have_no_second_direction():

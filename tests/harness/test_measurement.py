@@ -135,3 +135,12 @@ def test_a_fit_of_which_over_a_tenth_is_no_step_says_so(whole_s, much):
     clock = measurement.clocks.EpochClock()
     clock.train_s, clock.validation_s, clock.whole_s = [20.0, 20.0], [5.0, 5.0], whole_s
     assert measurement.much_around(clock) == much
+
+
+def test_what_a_trial_says_of_itself_joins_the_notes_of_its_mode():
+    trial = SimpleNamespace(notes=lambda mode: [f"{mode} by A"])
+    assert measurement.noted({"notes": ["10 batches per block"]}, trial, "train") == {
+        "notes": ["10 batches per block", "train by A"]
+    }
+    assert measurement.noted({}, trial, "fit")["notes"] == ["fit by A"]
+    assert measurement.noted({"unit": "words/s"}, SimpleNamespace(), "train") == {"unit": "words/s", "notes": []}

@@ -150,7 +150,7 @@ def test_every_row_of_a_gpu_is_told_by_what_it_launches():
         assert (
             ("cudaGraphLaunch" in kernel.ops)
             == made.arguments["captured"]
-            == (row in ("torch_lstm_graph", "torch_compile"))
+            == (row in ("torch_lstm_graph", "cudnn_best", "torch_compile"))
         )
         assert "cudaGraphLaunch" not in torch_cases.kernel_of(row, "cpu").ops
 
