@@ -250,7 +250,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
                 status, failed = run_jobs(planned, common, folder, held.lent(), bar)
         except Interrupted:
             again = f"the same command with --resume --out={_shown(out)} goes on"
-            say(f"interrupted; the finished rows are in {_shown(out)}; {again}")
+            kept = "the finished rows are in" if any((out / "rows").glob("*.json")) else "no row has finished in"
+            say(f"interrupted; {kept} {_shown(out)}; {again}")
             raise
         if status == 2:
             held.discard()
