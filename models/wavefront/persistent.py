@@ -13,7 +13,7 @@ is a sum of three such, which gives float32's precision.
 
 The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
 but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
-not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
+not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some seconds
 of waiting a launch ends with an error of CUDA.
 
 How the work is divided among the multiprocessors is chosen in tiling.py.
