@@ -1,6 +1,8 @@
 """Every row on an NVIDIA GPU: it computes what the reference does, in the precision and by the kernels that it names."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -117,6 +119,68 @@ def test_recurrent_dropout_of_the_persistent_kernels_is_that_of_xla(gpu_runtime,
         assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x), "float32"))).max() > 1e-2, "without masks"
     for given, expected in zip(found[1], found[0], strict=True):
         assert error(given, expected) < limit
+
+
+@pytest.mark.parametrize("given", [{}, {"mask": True}, {"direction": "bidirectional"}])
+def test_auto_is_the_kernels_where_they_run_and_computes_what_xla_does(gpu_runtime, given):
+    cases.execute_in("fp32")
+    x = np.random.default_rng(0).normal(size=(8, 9, 30)).astype("float32")
+    mask = np.ones((8, 9), bool) if given.get("mask") else None
+    options = {name: value for name, value in given.items() if name != "mask"}
+    found = []
+    for kind, chosen in (("auto", "xla" if given else "persistent"), ("xla", "xla")):
+        layer = WavefrontLSTM(48, 2, implementation=kind, **options)
+        layer.build(x.shape)
+        layer.set_canonical(
+            {k: np.sin(np.arange(v.size).reshape(v.shape)) / 9 for k, v in layer.get_canonical().items()}
+        )
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:  # eager, and twice
+                loss = tf.reduce_sum(tf.square(layer(x, mask=mask)))
+            sources = [variable.value for variable in layer.trainable_variables]
+            gradients = tape.gradient(loss, sources)
+            penalty = sum(tf.reduce_sum(tf.square(gradient)) for gradient in gradients)
+        compiled = tf.function(layer, jit_compile=True)(x, mask=mask)
+        assert layer.chosen == chosen
+        found.append([loss, *gradients, *outer.gradient(penalty, sources), compiled])
+    for ours, expected in zip(*found, strict=True):
+        assert error(np.asarray(ours), np.asarray(expected)) < 1e-4
+
+
+def test_auto_takes_the_cpu_where_the_call_is_there(gpu_runtime):
+    layer = WavefrontLSTM(48, 2)
+    layer.build((8, 9, 30))
+    tf.function(layer).get_concrete_function(tf.TensorSpec([8, 9, 30]))
+    assert layer.chosen == "persistent"
+    with tf.device("/CPU:0"):
+        tf.function(layer).get_concrete_function(tf.TensorSpec([8, 9, 30]))
+    assert layer.chosen == "xla"
+
+
+def test_a_launch_that_lacks_a_block_ends_in_an_error_within_10_s():
+    """In a process of its own, whose CUDA context that ends."""
+    code = """
+import time
+from models.wavefront import nvrtc, persistent, tiling
+from tests.models.measured_tilings import Driver
+driver, work = Driver(), tiling.Work(2, 4, 64, 0, False)
+chip = nvrtc.chip()._replace(capability=80)  # without clusters
+made = tiling.best_tiling(work, chip)
+code = nvrtc.ptx(persistent.SOURCE.read_text(), tiling.defines(work, 9, made), chip.capability)
+kernel = driver.load(code, "lstm_wavefront_forward", made.shared_bytes(work))
+driver.us(kernel, made.grid(work), made.shared_bytes(work))
+begin = time.monotonic()
+try:
+    driver.us(kernel, made.grid(work) - 1, made.shared_bytes(work))
+except RuntimeError as error:
+    print(f"{time.monotonic() - begin:.1f} s: {error}")
+    assert time.monotonic() - begin < 10
+else:
+    raise SystemExit("no error")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+\.\d s: cu\w+ failed with status \d+\n", done.stdout)
 
 
 @pytest.mark.parametrize(("named", "ran"), [("keras_cudnn", "keras"), ("keras", "keras_cudnn"),

@@ -66,13 +66,10 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
                                _stack_code(model, every, "models.cudnn.convert"), _cudnn, {"jit_compile": False}))  # fmt: skip
     if runs:
         most = max(len(run.layers) for run in runs)
-        what = f"one layer for {most} LSTM layers, under XLA" if most > 1 else "in the place of each LSTM, under XLA"
+        what = f"one layer for {most} LSTM layers" if most > 1 else "in the place of each LSTM"
+        what += ", in CUDA kernels where it has them, else under XLA" if gpu else ", under XLA"
         code = _stack_code(model, runs, "wavefront_lstm")
         found.append(Candidate("WavefrontLSTM", what, code, _wavefront, {"jit_compile": True}))
-        if gpu:
-            code = _stack_code(model, runs, "wavefront_lstm", 'implementation="persistent"')
-            found.append(Candidate("WavefrontLSTM, persistent", f"{what}, as two CUDA kernels", code, _persistent,
-                                   {"jit_compile": True}))  # fmt: skip
     converted = {id(inner(layer)) for run in runs for layer in run.layers}
     loops = [
         each for each in recurrent if not each.unroll and not each.go_backwards
@@ -87,13 +84,9 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
             what = f"`fit` runs {per_call} steps in one XLA program"
             found.append(Candidate("CompiledLoop", what, _loop_code(model), _loop, loop, training=True))
         if runs:
-            for name, make, option in (
-                ("WavefrontLSTM in CompiledLoop", _wavefront_loop, ""),
-                ("WavefrontLSTM, persistent, in CompiledLoop", _persistent_loop, 'implementation="persistent"'),
-            )[: 1 + gpu]:
-                lines = _stack_code(model, runs, "wavefront_lstm", option, "CompiledLoop")
-                what = f"the same, {per_call} steps of `fit` in one program"
-                found.append(Candidate(name, what, lines, make, loop, training=True))
+            lines = _stack_code(model, runs, "wavefront_lstm", "CompiledLoop")
+            what = f"the same, {per_call} steps of `fit` in one program"
+            found.append(Candidate("WavefrontLSTM in CompiledLoop", what, lines, _wavefront_loop, loop, training=True))
     return found, not_tried
 
 
@@ -164,10 +157,10 @@ def _whole_layers(model, facts):
     return replace(model, replaced)
 
 
-def _stacked(model, facts, from_keras_layers, runs, **options):
+def _stacked(model, facts, from_keras_layers, runs):
     def stack(run: Run):
         dropout = {"dropout": run.dropout} if run.dropout else {}
-        return from_keras_layers(run.layers, stateful=False, return_state=False, **dropout, **options)
+        return from_keras_layers(run.layers, stateful=False, return_state=False, **dropout)
 
     return with_stacks(model, runs, stack, facts.batch_size)
 
@@ -178,13 +171,9 @@ def _cudnn(model, facts):
     return _stacked(model, facts, from_keras_layers, convertible(model)[0])
 
 
-def _wavefront(model, facts, **options):
+def _wavefront(model, facts):
     runs = convertible(model, "lstm")[0]
-    return _for_xla(_stacked(model, facts, convert.from_keras_layers, runs, **options), facts)
-
-
-def _persistent(model, facts):
-    return _wavefront(model, facts, implementation="persistent")
+    return _for_xla(_stacked(model, facts, convert.from_keras_layers, runs), facts)
 
 
 def _loop(model, facts):
@@ -193,10 +182,6 @@ def _loop(model, facts):
 
 def _wavefront_loop(model, facts):
     return _loop(_wavefront(model, facts), facts)
-
-
-def _persistent_loop(model, facts):
-    return _loop(_persistent(model, facts), facts)
 
 
 # --- the lines to write -----------------------------------------------------------------------------------------------------
@@ -236,18 +221,16 @@ def _first(model: keras.Model) -> int:
     return int(isinstance(model.layers[0], keras.layers.InputLayer))
 
 
-def _stack_code(
-    model: keras.Model, runs: Sequence[Run], module: str, option: str = "", kind: str = "keras.Sequential"
-) -> list[str]:
+def _stack_code(model: keras.Model, runs: Sequence[Run], module: str, kind: str = "keras.Sequential") -> list[str]:
     """Converts the layers of a model that is there, as this module does; kind: what a chain of layers becomes."""
     names = [kind, "from_keras_layers"] if kind == "CompiledLoop" else ["from_keras_layers"]
     lines, new = [f"from {module} import {', '.join(names)}"], {}
     if not all(is_graph(run.owner) for run in runs):
-        return _subclassed_code(runs, module, option)
+        return _subclassed_code(runs, module)
     for number, run in enumerate(runs):
         name = "stack" if len(runs) == 1 else f"stack_{number}"
         owner = "model" + "".join(f'.get_layer("{part}")' for part in run.path)
-        options = [f"dropout={run.dropout:g}"] * bool(run.dropout) + [option] * bool(option)
+        options = [f"dropout={run.dropout:g}"] * bool(run.dropout)
         options += ["stateful=False"] * run.stateful
         taken = ", ".join(f'{owner}.get_layer("{layer.name}")' for layer in run.layers)
         lines.append(f"{name} = from_keras_layers([{taken}]{''.join(f', {text}' for text in options)})")
@@ -288,11 +271,10 @@ def _chain_code(model: keras.Model, new: dict[str, str]) -> str:
     return ", ".join([*items, *[f"*model.layers[{begin}:]"] * (begin < len(model.layers))])
 
 
-def _subclassed_code(runs: Sequence[Run], module: str, option: str) -> list[str]:
+def _subclassed_code(runs: Sequence[Run], module: str) -> list[str]:
     kind = "WavefrontLSTM" if module == "wavefront_lstm" else "CudnnLSTMLayer"
-    options = f"return_sequences=…{option and ', '}{option}"
     return [
-        f"# in your class: {', '.join(layer.name for run in runs for layer in run.layers)} as {kind}(units, {options})",
+        f"# in your class: {', '.join(layer.name for run in runs for layer in run.layers)} as {kind}(units, return_sequences=…)",
         f"from {module} import from_keras_layers",
         "new_layer.set_canonical(from_keras_layers([old_layer]).get_canonical())  # with the weights that were trained",
     ]

@@ -143,8 +143,8 @@ def _stack_makers() -> dict[str, Callable]:
         def drop(self, x):
             return self.between(x, training=True)
 
-    persistent = functools.partial(ProvenWavefrontLSTM, implementation="persistent")
-    return {"stack": CudnnLSTMLayer, "wavefront": ProvenWavefrontLSTM, "persistent": persistent}
+    xla, persistent = (functools.partial(ProvenWavefrontLSTM, implementation=kind) for kind in ("xla", "persistent"))
+    return {"stack": CudnnLSTMLayer, "wavefront": xla, "persistent": persistent}
 
 
 def stack_layer(model: keras.Model) -> keras.layers.Layer | None:

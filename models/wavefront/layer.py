@@ -28,7 +28,8 @@ It has two implementations. "xla" is pure TensorFlow, does all of the above and 
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
 float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data set
 with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Masks, layer normalization
-and bidirectional layers are not supported. What it cannot do is a ValueError: neither stands in for the other unasked.
+and bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs and should be no slower, else
+"xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
@@ -37,6 +38,7 @@ from keras.layers.LSTM and torch.nn.LSTM. `.keras` and `.weights.h5` hold the ca
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -44,16 +46,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from . import checks
+from . import checks, choice
 from .persistent import persistent_stack
 from .spec import Shapes, StackSpec, check_weights
 from .stack import LayerWeights, bidirectional_stack, lstm_stack
 from .stack_layer import StackLayer
 
 NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
-IMPLEMENTATIONS = ("xla", "persistent")
+IMPLEMENTATIONS = ("auto", "xla", "persistent")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 PARTS = {"kernel": "kernel", "recurrent_kernel": "recurrent", "bias": "bias"}  # of a layer: prefix of arguments
+LOGGER = logging.getLogger("wavefront_lstm")
 INSTEAD = {"go_backwards": "use direction='bidirectional', or reverse the inputs"}
 
 
@@ -69,7 +72,8 @@ class WavefrontLSTM(StackLayer):
         dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
         recurrent_dropout: share of h that each gate's recurrent product does not see in training, from 0 to below 1.
         layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
-        implementation: "xla" or "persistent".
+        implementation: "xla", "persistent", or "auto": the faster of the two that does what a call asks for, by the rule of
+            choice.py, on the device where it is traced. The logger "wavefront_lstm" says which and why, once, at level INFO.
         return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
             backward direction: at the beginning).
         return_state: whether to return the final states too.
@@ -101,6 +105,7 @@ class WavefrontLSTM(StackLayer):
         parameters: the weights under their canonical names; empty until the layer is built.
         spec: StackSpec of the stack; None until the layer is built.
         states: of a stateful layer, the variables [h, c], each [num_layers·directions, batch, units]; None until it is built.
+        chosen: the implementation of the latest trace of a call, "xla" or "persistent"; None before the first.
 
     Raises:
         ValueError: an argument is not one of these, or one of keras.layers.LSTM that has no counterpart here.
@@ -115,7 +120,7 @@ class WavefrontLSTM(StackLayer):
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         layer_normalization: bool = False,
-        implementation: str = "xla",
+        implementation: str = "auto",
         return_sequences: bool = False,
         return_state: bool = False,
         stateful: bool = False,
@@ -173,6 +178,12 @@ class WavefrontLSTM(StackLayer):
         self.bias_constraint = keras.constraints.get(bias_constraint)
         self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.parameters = {}
+        self._held.chosen, self._held.said = None, set()
+
+    @property
+    def chosen(self) -> str | None:
+        """The implementation of the latest trace of a call, "xla" or "persistent"; None before the first."""
+        return self._held.chosen
 
     def get_config(self) -> dict:
         own = ("recurrent_dropout", "layer_normalization", "implementation", "time_major", "seed", "unit_forget_bias")
@@ -270,7 +281,7 @@ class WavefrontLSTM(StackLayer):
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self._between(training)
-        if self.implementation == "persistent":
+        if self._choose(x, layers, lengths, dropout, keep) == "persistent":
             if lengths is not None:
                 raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
             outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout, keep=keep)
@@ -284,6 +295,27 @@ class WavefrontLSTM(StackLayer):
             run = lstm_stack
         outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep)
         return outputs, finals
+
+    def _choose(self, x, layers, lengths, dropout, keep) -> str:
+        """The implementation of this trace. One for shapes alone leaves no word of it."""
+        if choice.in_scratch():
+            return "xla" if self.implementation == "auto" else self.implementation
+        if self.implementation != "auto":
+            self._held.chosen = self.implementation
+            return self.chosen
+        self._held.chosen, why = choice.chosen(
+            x,
+            layers,
+            [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()],
+            lengths=lengths,
+            bidirectional=self.spec.bidirectional,
+            dropout=bool(dropout),
+            keep=keep is not None,
+        )
+        if (line := f"{self.name}: {self.chosen}: {why}") not in self._held.said:
+            self._held.said.add(line)
+            LOGGER.info(line)
+        return self.chosen
 
 
 def _implementation(given: object, layer: WavefrontLSTM) -> str:

@@ -13,18 +13,19 @@ is a sum of three such, which gives float32's precision.
 
 The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
 but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
-not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some ten seconds
+not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some seconds
 of waiting a launch ends with an error of CUDA.
 
 How the work is divided among the multiprocessors is chosen in tiling.py.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
-from . import nvrtc
+from . import nvrtc, schedule
 from .nvrtc import Chip
 from .stack import LayerWeights
 from .tiling import DTYPE_CODES, WARPS, Work, defines, fitting, layers_together, padded_units
@@ -43,7 +44,7 @@ def persistent_stack(
     keep: tf.Tensor | None = None,
     together: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run a stack of unidirectional layers. It has first derivatives; lstm_stack has second ones too.
+    """Run a stack of unidirectional layers. Its second derivatives, and Jacobians, are those of schedule.py.
 
     Args, returns: as of stack.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
         dropout between them go one at a time.
@@ -51,16 +52,10 @@ def persistent_stack(
     Raises:
         ValueError: unsupported GPU, dtype or shape.
     """
-    chip = nvrtc.chip()
-    _check(inputs, layers, chip)
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    padded = padded_units(units, inputs.dtype.size)
-    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False, keep is not None)
-    if dropout and together not in (None, 1):
-        raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
-    if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
-        together = layers_together(1 if dropout else len(layers), time, work, chip)
+    work, together = planned(inputs, layers, bool(dropout), keep is not None, together)
+    padded = work.units
     more = padded - units
     h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
     if keep is not None:
@@ -84,6 +79,31 @@ def persistent_stack(
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
     return inputs[..., :units], h, c
+
+
+def planned(
+    inputs: tf.Tensor, layers: Sequence[LayerWeights], dropout: bool, keep: bool, together: int | None = None
+) -> tuple[Work, int]:
+    """What persistent_stack would run: the work of one forward step of all layers, and how many of them advance together.
+
+    Args:
+        dropout, keep: whether there is such an argument.
+
+    Raises:
+        ValueError: as persistent_stack.
+    """
+    chip = nvrtc.chip()
+    _check(inputs, layers, chip)
+    time, batch, _ = inputs.shape
+    units = layers[0].recurrent_kernel.shape[0]
+    work = Work(
+        len(layers), batch, padded_units(units, inputs.dtype.size), _dtype_code(inputs.dtype), False, bool(keep)
+    )
+    if dropout and together not in (None, 1):
+        raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
+    if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
+        together = layers_together(1 if dropout else len(layers), time, work, chip)
+    return work, together
 
 
 def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
@@ -136,17 +156,60 @@ def advance(projected, recurrent, links, bias, h, c, keep=None):
     dtype_code = _dtype_code(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
 
     @tf.custom_gradient
-    def run(projected, recurrent, links, bias, h, c):
-        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, projected, recurrent, links, bias, h, c, keep)
+    def run(*sources):
+        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, *_unwatched(sources), keep)
 
-        def gradient(d_outputs, d_h_end, d_c_end):
-            return _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, d_outputs, d_h_end, d_c_end)
+        def gradient(*upstream):
+            if nvrtc.vectorized():
+                return _gradient_by_schedule(sources, upstream, keep)
+
+            @tf.custom_gradient
+            def once(*given):
+                _, recurrent, links, _, _, c, *above = _unwatched(given)
+                found = _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, *above)
+                return found, functools.partial(_second_derivatives, given, keep)
+
+            return once(*sources, *upstream)
 
         return (outputs, h_end, c_end), gradient
 
     if links is None:
         links = tf.zeros([0, *recurrent.shape[1:]], recurrent.dtype)
     return run(projected, recurrent, links, bias, h, c)
+
+
+def _unwatched(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same to tapes that record nothing of them: for a function that is watched TensorFlow makes its gradient at once, and
+    a launch has none of its own."""
+    return [tf.stop_gradient(tensor) for tensor in tensors]
+
+
+def _gradient_by_schedule(sources, upstream, keep):
+    """What the backward kernel computes, in TensorFlow, in a graph: for what takes operations apart or differentiates them.
+
+    Args:
+        sources: projected, recurrent, links, bias, h, c of `advance`, `links` without layers where there are none.
+        upstream: gradients by its outputs, h and c.
+    """
+    projected, recurrent, links, bias, h, c = sources
+    links = links if links.shape[0] else None
+    bias = tf.cast(bias, projected.dtype)
+    outputs, h, c = schedule.advance(projected[tf.newaxis], recurrent, links, bias, h, c, keep=keep)
+    return tf.gradients([outputs[0], h, c], sources, list(upstream), unconnected_gradients="zero")
+
+
+def _second_derivatives(given, keep, *d_gradients):
+    """Gradients by `given`, sources and upstream of _gradient_by_schedule, of the gradients that it returns."""
+    tensors = [*given, *d_gradients, *([] if keep is None else [keep])]
+    return _traced_second_derivatives.get_concrete_function(tensors)(tensors)
+
+
+@tf.function(autograph=False)
+def _traced_second_derivatives(tensors):
+    """The same in a graph: in a tf.autodiff.ForwardAccumulator tapes record nothing."""
+    sources, upstream, d_gradients, keep = tensors[:6], tensors[6:9], tensors[9:15], tensors[15:]
+    found = _gradient_by_schedule(sources, upstream, keep[0] if keep else None)
+    return tf.gradients(found, [*sources, *upstream], d_gradients, unconnected_gradients="zero")
 
 
 @tf.function(jit_compile=True, autograph=False)
@@ -209,6 +272,12 @@ def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, k
     return d_first, d_recurrent, d_links, tf.reduce_sum(d_bias, [0, 1]), d_h, d_c
 
 
+def compiled(work: Work, time: int) -> str:
+    """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
+    chip = nvrtc.chip()
+    return nvrtc.ptx(SOURCE.read_text(), defines(work, time, fitting(work, chip)), chip.capability)
+
+
 def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     """Weights to the nearest tf32 where the kernels take them for that: once, and not at every step. Any NaN is the one NaN."""
     if dtype_code != DTYPE_CODES["tf32"]:
@@ -232,8 +301,6 @@ def _words(keep: tf.Tensor | None, dtype: tf.DType) -> list[tf.Tensor]:
 
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
-    chip = nvrtc.chip()
-    tiling = fitting(work, chip)
-    code = nvrtc.ptx(SOURCE.read_text(), defines(work, time, tiling), chip.capability)
+    code, tiling = compiled(work, time), fitting(work, nvrtc.chip())
     name = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
     return nvrtc.launch(name, code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work))

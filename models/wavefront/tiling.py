@@ -198,20 +198,23 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
     Raises:
         ValueError: neither fits on the chip.
     """
-
-    def total_us(lanes: int) -> float:
-        tilings = [best_tiling(work._replace(lanes=lanes, backward=backward), chip) for backward in (False, True)]
-        if None in tilings:
-            return float("inf")
-        works = [work._replace(lanes=lanes, backward=backward) for backward in (False, True)]
-        steps = (time + lanes - 1) * num_layers // lanes
-        # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels.
-        outside = 16 * time * work.batch * work.units**2 * (num_layers // lanes) / PRODUCTS_PER_US[work.dtype_code]
-        return outside + steps * sum(step_us(*pair) for pair in zip(works, tilings, strict=True))
-
-    best = min((1, num_layers), key=total_us)
+    best = min((1, num_layers), key=lambda lanes: stack_us(num_layers, time, work._replace(lanes=lanes), chip))
     fitting(work._replace(lanes=best), chip)
     return best
+
+
+def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
+    """An estimate of a whole stack both ways, `work.lanes` layers at a time, without what any division into lanes has; inf: it
+    does not fit."""
+    works = [work._replace(backward=backward) for backward in (False, True)]
+    tilings = [best_tiling(of_pass, chip) for of_pass in works]
+    if None in tilings:
+        return float("inf")
+    groups = num_layers // work.lanes
+    steps = (time + work.lanes - 1) * groups
+    # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels.
+    outside = 16 * time * work.batch * work.units**2 * groups / PRODUCTS_PER_US[work.dtype_code]
+    return outside + steps * sum(step_us(*pair) for pair in zip(works, tilings, strict=True))
 
 
 def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...]:

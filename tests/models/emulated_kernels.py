@@ -67,6 +67,7 @@ def emulated(monkeypatch, folder: Path, chip: Chip = CHIP, tf32: bool = True):
         patch.setattr(nvrtc, "ptx", lambda source, defines, capability: (source, defines))
         patch.setattr(nvrtc, "launch", functools.partial(launch, folder))
         patch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
+        patch.setattr(tf.config, "functions_run_eagerly", lambda: False)  # of what implementation="auto" asks
         tf.config.run_functions_eagerly(True)
         try:
             yield

@@ -3,6 +3,9 @@
 import functools
 import itertools
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -16,9 +19,9 @@ from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.persistent import persistent_stack
 from models.wavefront.stack import LayerWeights, lstm_stack
-from models.wavefront.tiling import Work, best_tiling, layers_together
+from models.wavefront.tiling import WARPS, Work, best_tiling, layers_together
 from tests.models import measured_tilings
-from tests.models.emulated_kernels import CHIP, H200, emulated
+from tests.models.emulated_kernels import CHIP, H200, build, emulated
 
 LIMIT = {"tf32": 4e-3, "float16": 8e-3, "bfloat16": 6e-2, "float32": 4e-6}  # over a few steps
 PUBLISHED = [  # layers, units, batch, steps
@@ -146,6 +149,26 @@ def test_a_second_launch_finds_the_barriers_as_the_first_did(monkeypatch, folder
         first, second = (results(persistent_stack, "float32", *shape, together=2) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@needs_compiler
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_block_that_waits_for_one_that_never_starts_ends_the_launch(folder, missing):
+    """What would otherwise hang, such as beside another kernel that holds a multiprocessor. After 1,000 looks here."""
+    work = Work(2, 4, 16, 0, False)
+    tiling_ = best_tiling(work, CHIP)
+    assert tiling_.grid(work) > tiling_.split == 1
+    defines = (*wavefront_tiling.defines(work, 3, tiling_), ("MOST_LOOKS", 1000))
+    library = build(folder, "lstm_wavefront_forward", persistent.SOURCE.read_text(), defines)
+    arguments = f"{tiling_.grid(work) - missing}, {32 * WARPS}, {tiling_.shared_bytes(work)}"
+    code = f"""
+import ctypes
+buffers = [ctypes.create_string_buffer(1 << 20) for _ in range(16)]
+pointers = (ctypes.c_void_p * 16)(*(ctypes.addressof(buffer) for buffer in buffers))
+assert ctypes.CDLL({str(library)!r}).launch({arguments}, pointers) == 1
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == (-signal.SIGABRT if missing else 0), done.stderr  # __trap of the emulator is abort
 
 
 @needs_compiler
@@ -374,7 +397,7 @@ def test_sizes_that_are_not_known_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(implementation="cuda"), "implementation: 'cuda' given, expected one of xla, persistent"),
+        (dict(implementation="cuda"), "implementation: 'cuda' given, expected one of auto, xla, persistent"),
         (
             dict(direction="bidirectional"),
             "direction: 'bidirectional' given, not supported by implementation='persistent'",

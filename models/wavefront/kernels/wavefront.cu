@@ -65,6 +65,10 @@ static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNI
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
 
+#ifndef MOST_LOOKS
+#define MOST_LOOKS (1u << 24)  // of a block at a barrier: some five seconds
+#endif
+
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
 __device__ unsigned arrived[GROUPS], left[GROUPS];
 
@@ -395,7 +399,7 @@ __device__ inline void tell_group(const Place& place) {
 __device__ inline void wait_for_group(const Place& place, unsigned times) {
   if (threadIdx.x == 0)
     for (unsigned looks = 0; look(arrived + place.group) < times * LANES * UNIT_TILES; ++looks)
-      if (looks > 1u << 25) __trap();  // some ten seconds: a block of the group has no place to run; an error and no hang
+      if (looks > MOST_LOOKS) __trap();  // a block of the group has no place to run: an error and no hang
   __syncthreads();
 }
 
