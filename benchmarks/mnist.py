@@ -166,6 +166,7 @@ LAYOUT = {
                      ["step faster than keras", "throughput.value", "speedup:keras"],
                      ["step against the fastest peer", "throughput.value", "speedup:fastest peer"],
                      ["s of steps per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["J per epoch", "joules.epoch", ",.0f"], ["J, whole fit", "joules.training", ",.0f"],
                      ["first call (s)", "first_call_s", ".1f"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],

@@ -146,6 +146,7 @@ LAYOUT = {
          "columns": [["validation accuracy", "accuracy.val_acc", ".4f"], ["test accuracy", "accuracy.test_acc", ".4f"],
                      ["time (s)", "fit_s", ".1f"], ["step faster than keras", "throughput.value", "speedup:keras"],
                      ["s of steps per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["J per epoch", "joules.epoch", ",.0f"], ["J, whole fit", "joules.training", ",.0f"],
                      ["first call (s)", "first_call_s", ".1f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],
