@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark, sizes
+from harness.run import benchmark, environments, sizes
 from models import rows
 from models.reference import flops
 
@@ -30,7 +30,7 @@ CONFIGS = {
 PRESETS = {                 # ROWS: those that train in about a minute; PyTorch's cells, op by op, take many
     "full": dict(ROW_LIMIT_S=900.0, ROW_BUDGET_S=300.0,
                  ROWS="keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
-                      "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn,keras_torch"),
+                      "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_loop,keras_jax_cudnn,keras_torch"),
     # without a second wavefront to compile, and without the slowest way to train: XLA on a CPU
     "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0,
                   ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront,wavefront_persistent,"
@@ -68,7 +68,11 @@ def expected_ops(row, c):
     return row.expected_ops(c.NUM_LAYERS, TIME_STEPS, c.DEVICE, UPDATE_STEPS)
 
 
-ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops) for name, row in rows.FIT.items()}
+def cannot(row, constants):
+    return environments.lacks(row.framework, row.arguments.get("keras_folder"), "requirements-jax-keras-nightly.txt")
+
+
+ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in rows.FIT.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]
 
 
@@ -166,6 +170,7 @@ LAYOUT = {
                      ["step faster than keras", "throughput.value", "speedup:keras"],
                      ["step against the fastest peer", "throughput.value", "speedup:fastest peer"],
                      ["s of steps per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["J per epoch", "joules.epoch", ",.0f"], ["J, whole fit", "joules.training", ",.0f"],
                      ["first call (s)", "first_call_s", ".1f"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],
@@ -181,6 +186,9 @@ LAYOUT = {
         "call (steps_per_execution).",
         f"In wavefront_loop and wavefront_persistent a call copies {rows.STEPS_PER_LOOP} batches at once and runs their steps in "
         "one XLA program, validation too (models/wavefront/compiled_loop.py).",
+        "In keras_jax_loop Keras stacks the batches of a call on the host. A scan takes as many steps, up to "
+        f"{rows.STEPS_PER_LOOP}, as divide those of an epoch, since Keras takes the rest step by step. The proof runs scans of "
+        "one and three steps: other programs around the same traced step.",
         "The loops of torch_… and jax_… keep the data set on the device, draw its order and gather their batches there, in the "
         "timed steps.",
         "cuDNN draws the dropout masks of cudnn_stack, torch_lstm_graph and cudnn_best, by a rate that is part of the graph. "

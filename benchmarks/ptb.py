@@ -205,6 +205,9 @@ COLUMNS = [
     ["P40, published (words/s)", "published.P40 (words/s)", ",.0f"],
     ["P40, published (speedup)", "published.P40 (speedup)", ".1f"],
     ["P40, published (ms per batch)", "published.P40 (ms per batch)", ".0f"],
+    ["one step, p50 (ms)", "one_step.p50_ms", ".3f"],
+    ["one step, p99 (ms)", "one_step.p99_ms", ".3f"],
+    ["J per batch", "joules.batch", ".3g"],
     ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
     ["GPU memory in use, NVML", "memory_peak_bytes.nvml", "bytes"],
@@ -225,6 +228,7 @@ LAYOUT = {
          "columns": [["train", "perplexity.train", ".2f"], ["validation", "perplexity.valid", ".2f"],
                      ["test", "perplexity.test", ".2f"], ["test, published", "published.test", ".2f"],
                      ["training time (s)", "fit_s", ".1f"], ["s per epoch", "epoch_s", "median_range"],
+                     ["J per epoch", "joules.epoch", ",.0f"], ["J, whole training", "joules.training", ",.0f"],
                      ["words/s", "throughput.value", ",.0f"], ["first call (s)", "first_call_s", ".1f"]]},
     ],
     "footnotes": [

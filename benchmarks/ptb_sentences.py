@@ -145,7 +145,9 @@ LAYOUT = {
     "tables": [
         {"title": "Training speed", "mode": "train", "device": None, "plot": "throughput.value",
          "columns": [["words/s", "throughput.value", ",.0f"], ["against padded", "throughput.value", "speedup:padded"],
-                     ["ms per batch", "step_ms", "median_range"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
+                     ["ms per batch", "step_ms", "median_range"],
+                     ["one step, p50 (ms)", "one_step.p50_ms", ".3f"], ["one step, p99 (ms)", "one_step.p99_ms", ".3f"],
+                     ["J per batch", "joules.batch", ".3g"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
                      ["share of a large matmul's FLOP/s", "share_of_matmul", "percent"],
                      ["first call (s)", "first_call_s", ".1f"]]},

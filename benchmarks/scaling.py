@@ -92,7 +92,7 @@ def run_row(row, c, measurement):
         device=measurement.runtime.device_name,
     )  # fmt: skip
     of_stack = 3 * flops.language_model_flops(c.BATCH_SIZE * c.TIME_STEPS, 0, c.EMBEDDING, c.UNITS, c.NUM_LAYERS)
-    return measurement.steps(model, {"stack": of_stack}, c.BATCH_SIZE, "sequences/s", utilisation=False)
+    return measurement.steps(model, {"stack": of_stack}, c.BATCH_SIZE, "sequences/s", details=False)
 
 
 LAYOUT = {

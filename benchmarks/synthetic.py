@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
-from harness.run import benchmark, sizes
+from harness.run import benchmark, environments, sizes
 from models import rows
 from models.reference import flops
 
@@ -51,15 +51,19 @@ ROW_BUDGET_S = None         # s; a row that has taken longer gets no further pro
 
 def expected_ops(row, c):
     """A bidirectional layer runs two LSTMs, a stack in one call whichever it has."""
-    return row.expected_ops(c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.TIME_STEPS, c.DEVICE)
+    from harness.measure.proof import UPDATE_STEPS
+
+    return row.expected_ops(c.NUM_LAYERS * (1 + c.BIDIRECTIONAL), c.TIME_STEPS, c.DEVICE, UPDATE_STEPS)
 
 
 def cannot(row, constants):
-    one_way = constants["BIDIRECTIONAL"] and row.arguments["use_cudnn"] == "persistent"
-    return "has one direction (BIDIRECTIONAL)" if one_way else ""
+    if constants["BIDIRECTIONAL"] and row.arguments["use_cudnn"] == "persistent":
+        return "has one direction (BIDIRECTIONAL)"
+    return environments.lacks(row.framework, row.arguments.get("keras_folder"), "requirements-jax-keras-nightly.txt")
 
 
-ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in rows.FIT_TENSORFLOW.items()}
+IMPLEMENTATIONS = rows.FIT_TENSORFLOW | {name: rows.FIT[name] for name in ("keras_jax", "keras_jax_loop")}
+ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in IMPLEMENTATIONS.items()}
 
 
 def load(c, location):
@@ -108,11 +112,11 @@ def run_row(row, c, measurement):
 
     sequences = measurement.data
     shapes, large, _, batches = start(c, sequences)
+    count = len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE  # a smaller last batch would be another traced step
     trial = rows.FIT[row].build(
         large, *batches, c.BATCH_SIZE, ("Adam", c.LEARNING_RATE, 0.0), lstm_dropout=[c.DROPOUT] * c.NUM_LAYERS,
-        precision=measurement.precision, loss_scale=c.LOSS_SCALE, seed=c.SEED,
+        precision=measurement.precision, loss_scale=c.LOSS_SCALE, capacity=count, seed=c.SEED,
     )  # fmt: skip
-    count = len(sequences.x_train) // c.BATCH_SIZE * c.BATCH_SIZE  # a smaller last batch would be another traced step
     x, y = sequences.x_train[:count], sequences.y_train[:count]
     trial.warm_up((sequences.x_valid, sequences.y_valid))
 
@@ -146,6 +150,7 @@ LAYOUT = {
          "columns": [["validation accuracy", "accuracy.val_acc", ".4f"], ["test accuracy", "accuracy.test_acc", ".4f"],
                      ["time (s)", "fit_s", ".1f"], ["step faster than keras", "throughput.value", "speedup:keras"],
                      ["s of steps per epoch", "epoch_s", "median_range"], ["ms per step", "step_ms", "median_range"],
+                     ["J per epoch", "joules.epoch", ",.0f"], ["J, whole fit", "joules.training", ",.0f"],
                      ["first call (s)", "first_call_s", ".1f"],
                      ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"]]},
     ],
@@ -154,7 +159,7 @@ LAYOUT = {
         "with training=False.",
         f"In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution).",
         f"In wavefront_loop and wavefront_persistent a call copies up to {rows.STEPS_PER_LOOP} batches at once and runs their "
-        "steps in one XLA program (models/wavefront/compiled_loop.py).",
+        "steps in one XLA program (models/wavefront/compiled_loop.py), keras_jax_loop all steps of an epoch in one lax.scan.",
         "cuDNN draws the dropout masks of cudnn_stack, by a rate that is part of the graph. Its proof runs a second graph of the "
         "same code with rate 0, which may differ from the timed one in that rate alone.",
     ],

@@ -663,16 +663,36 @@ FIT_TENSORFLOW = {
 }
 
 
-def _keras_fit(name: str, what: str) -> Row:
-    arguments = {**KERAS[name].arguments, "jit_compile": "auto"}
+def _keras_fit(name: str, what: str, **more: Any) -> Row:
+    arguments = {**KERAS[name].arguments, "jit_compile": "auto", **more}
     return replace(KERAS[name], what=what, factory="models.keras.build.classifier", arguments=arguments)
 
+
+def _scanned(num_layers: int, time_steps: int, device: str) -> dict[str, Any]:
+    """One loop around all steps; the LSTMs' loops are in it, or, of one time step, products alone."""
+    loops = {"loop:while": num_layers} if time_steps > 1 else {}
+    ops = {"while": 1, **loops, f"loop:{JAX_MATMUL}": num_layers}
+    return {"ops": ops, "not_ops": JAX_CUDNN, "not_kernels": CUDNN_KERNEL}
+
+
+# Keras has steps_per_execution as one lax.scan on JAX since https://github.com/keras-team/keras/pull/23527, after 3.15.1.
+KERAS_NIGHTLY = "keras-nightly"  # folder in JAX' environment, of requirements-jax-keras-nightly.txt
+KERAS_JAX_LOOP = replace(
+    _keras_fit(
+        "keras_jax",
+        f"Keras on JAX: up to {STEPS_PER_LOOP} steps in one lax.scan (steps_per_execution), by Keras' nightly",
+        scan=STEPS_PER_LOOP,
+        keras_folder=KERAS_NIGHTLY,
+    ),
+    expected=_scanned,
+)
 
 FIT: dict[str, Row] = {
     **FIT_TENSORFLOW,
     **{name: replace(row, factory="models.pytorch.classifier.build") for name, row in PYTORCH.items()},
     **{name: replace(row, factory="models.jax.classifier.build") for name, row in JAX.items()},
     "keras_jax": _keras_fit("keras_jax", "Keras on JAX: LSTM(use_cudnn=False), jitted"),
+    "keras_jax_loop": KERAS_JAX_LOOP,
     "keras_jax_cudnn": _keras_fit("keras_jax_cudnn", "Keras on JAX: LSTM(use_cudnn=True), jitted"),
     "keras_torch": _keras_fit("keras_torch", "Keras on PyTorch: LSTM(), op by op (cuDNN on a GPU)"),
 }

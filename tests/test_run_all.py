@@ -37,6 +37,7 @@ case "$*" in
     if [ -e "{folder}/disk-full" ]; then
       echo "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device" >&2; exit 1
     fi
+    case "$*" in *keras-nightly.txt) if [ -e "{folder}/nightly-gone" ]; then exit 1; fi ;; esac
     if [ -e "{folder}/pip-hangs" ]; then sleep 600; fi
     if [ -e "{folder}/pip-fails" ]; then exit 1; fi ;;
   *) exec "{real}" "$@" ;;
@@ -191,13 +192,14 @@ def test_pin_that_the_lock_does_not_have_is_refused_and_the_environment_is_kept(
 # The peers
 
 TORCH_CPU = ["requirements-torch-cpu.lock", "requirements-torch-wheel.txt"]
-PEERS_CPU = [*TORCH_CPU, "requirements-jax-cpu.lock"]
+NIGHTLY = "requirements-jax-keras-nightly.txt"
+PEERS_CPU = [*TORCH_CPU, "requirements-jax-cpu.lock", NIGHTLY]
 
 
 @pytest.mark.parametrize("does, build, peers", [
-    (gpu("580.65.06"), "cuda", ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock"]),
-    (gpu("550.54.15"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock"]),
-    (gpu("580.65.06", "7.0"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock"]),
+    (gpu("580.65.06"), "cuda", ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock", NIGHTLY]),
+    (gpu("550.54.15"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY]),
+    (gpu("580.65.06", "7.0"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY]),
     ("exit 9", "cpu", PEERS_CPU),
 ])  # fmt: skip
 def test_peers_are_installed_once_each_in_its_environment_for_the_driver_at_hand(checkout, does, build, peers):
@@ -229,12 +231,12 @@ def test_peers_come_with_the_first_install_too_and_a_changed_pin_renews_that_one
     with (checkout.root / "requirements-torch-wheel.txt").open("a") as file:
         file.write("# changed\n")
     assert checkout.run("--peers", "--out=two").returncode == 0
-    assert checkout.requirements()[4:] == TORCH_CPU
+    assert checkout.requirements()[5:] == TORCH_CPU
     checkout.nvidia_smi(gpu("550.54.15"))
     assert checkout.run("--peers", "--out=two").returncode == 0
     checkout.nvidia_smi(gpu())
     assert checkout.run("--peers", "--out=two").returncode == 0
-    assert checkout.requirements()[-2:] == ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock"]
+    assert checkout.requirements()[-3:] == ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock", NIGHTLY]
     assert checkout.requirements().count("requirements-cuda.lock") == 1, "TensorFlow serves both drivers"
 
 
@@ -246,14 +248,28 @@ def test_failed_install_of_the_peers_keeps_the_rest_and_is_redone(checkout):
     (checkout.folder / "pip-fails").unlink()
     assert checkout.run("--out=one").returncode == 0
     assert checkout.run("--peers", "--out=one").returncode == 0
-    assert checkout.requirements()[-3:] == PEERS_CPU
+    assert checkout.requirements()[-4:] == PEERS_CPU
     assert checkout.notes().count("venv") == 4
+
+
+def test_nightly_that_is_gone_is_one_line_and_the_rest_runs_on(checkout):
+    (checkout.folder / "nightly-gone").touch()
+    done = checkout.run("--peers", "--out=one")
+    assert done.returncode == 0
+    assert done.stderr.count("keras_jax_loop will be skipped") == 1
+    assert not (checkout.root / ".venv" / "jax" / "keras-nightly").exists()
+    (checkout.folder / "nightly-gone").unlink()
+    assert checkout.run("--peers", "--out=one").returncode == 0
+    assert checkout.requirements()[-1] == NIGHTLY and checkout.notes().count("venv") == 3
+    noted = checkout.notes()
+    assert checkout.run("--peers", "--out=one").returncode == 0
+    assert checkout.notes() == noted
 
 
 def test_framework_that_a_named_python_has_is_not_installed(checkout):
     named = {"TORCH_PYTHON": sys.executable}
     assert checkout.run("--peers", "--out=one", **named).returncode == 0
-    assert checkout.requirements() == ["requirements-cpu.lock", "requirements-jax-cpu.lock"]
+    assert checkout.requirements() == ["requirements-cpu.lock", "requirements-jax-cpu.lock", NIGHTLY]
     noted = checkout.notes()
     assert checkout.run("--peers", "--out=one", JAX_PYTHON=sys.executable, **named).returncode == 0
     assert checkout.notes() == noted
@@ -286,7 +302,7 @@ def test_tests_have_pytorch_and_jax_without_cuda_beside_tensorflow(checkout):
     command = ["bash", "-c", script, "bash", checkout.root]
     done = subprocess.run(command, env={**os.environ, "PATH": f"{checkout.bin}:{PATH}"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert checkout.requirements()[1:] == [*PEERS_CPU, "requirements-dev.txt"]
+    assert checkout.requirements()[1:] == [*PEERS_CPU[:-1], "requirements-dev.txt"]
     assert checkout.notes().count("venv") == 1
     assert "torch" not in re.sub("#.*", "", (PROJECT / "requirements-dev.txt").read_text())
 

@@ -31,6 +31,7 @@ SHORT_LAG_LIMIT_S = 0.02  # of a block shorter than that
 STANDARD = (sysconfig.get_path("stdlib"), "<frozen")  # files of a thread that waits for work
 THREAD_S = 0.001  # in which another thread begins with its work
 LAGS = 3  # at least so many blocks are late before a row is
+LEAD_S = 0.1  # of the untimed rounds before single steps are timed
 
 
 class Warmup(NamedTuple):
@@ -45,6 +46,7 @@ class Blocks(NamedTuple):
     """Timed blocks: ms per batch of each block, batches per block, every step's loss (as the step returned it), the warm-up.
 
     The lags may be of more blocks than were asked for: see LAGS.
+    energy: of all these blocks, and of what lies between them; None: no meter.
     """
 
     ms: list[float]
@@ -54,6 +56,20 @@ class Blocks(NamedTuple):
     lag_s: list[float]  # per block, how long its last loss took to read after the clock stopped
     lag_limit_s: list[float]  # and how long it may have taken
     at_work: list[str]  # per block, a thread of Python that was at work when the clock stopped, or ""
+    energy: "Energy | None"
+
+
+class Energy(NamedTuple):
+    """What the meter counted from one reading to another.
+
+    joules: of the device, at rest or not; lasted_s: s between the readings; busy_s: of these in what is timed.
+    batches: that were run meanwhile.
+    """
+
+    joules: float
+    lasted_s: float
+    busy_s: float
+    batches: int
 
 
 class Requests(NamedTuple):
@@ -90,6 +106,15 @@ class Phases:
         return "seconds: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._seconds.items())
 
 
+def metered(
+    function: Callable[[], Any], sync: Callable[[], None], meter: Callable[[], float | None]
+) -> tuple[float, Any, float | None]:
+    """(seconds, result, Joules or None) of one call that begins and ends with an idle device; the clock lies within the meter."""
+    before = meter()
+    seconds, result = seconds_of(function, sync)
+    return seconds, result, _taken(before, meter())
+
+
 def seconds_of(function: Callable[[], Any], sync: Callable[[], None]) -> tuple[float, Any]:
     """(seconds, result) of one call that begins and ends with an idle device."""
     sync()
@@ -113,6 +138,7 @@ def time_blocks(
     min_block_s: float,
     whole_rounds: bool = False,
     agree: Callable[[Any], Any] = lambda value: value,
+    meter: Callable[[], float | None] = lambda: None,
 ) -> Blocks:
     """Time `blocks` blocks of `step(batch)`, rotating among `batches`, which lie on the device already.
 
@@ -127,6 +153,8 @@ def time_blocks(
         whole_rounds: whether a block takes each of `batches` equally often: where they differ in size.
         agree: of what a process has found, what all processes that take these steps together go by: each of them has to take as
             many steps. Called outside the timed region.
+        meter: Joules that the device has taken so far; None where it cannot be read. Called before the first block and after the
+            last one.
     """
     least = max(warmup_batches, len(batches))  # every staged batch once: it may have a shape of its own
     rounds = len(batches) if whole_rounds else 1
@@ -134,6 +162,7 @@ def time_blocks(
     size = _multiple(block_size(batch_s, timed_batches, min_block_s), rounds)
     order = [batches[k % len(batches)] for k in range(size)]
     ms, losses, lag_s, limit_s, at_work = [], [], [], [], []
+    before, began = meter(), time.monotonic()
     while len(ms) < blocks or (len(ms) < LAGS and agree(_all_late(lag_s, limit_s) or all(at_work))):
         restore()
         sync()
@@ -149,7 +178,39 @@ def time_blocks(
         at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
         ms.append(1e3 * (end - start) / size)
         losses.append(block_losses)
-    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work)
+    lasted_s, joules = time.monotonic() - began, _taken(before, meter())
+    busy_s = 1e-3 * sum(ms) * size
+    energy = None if joules is None else Energy(joules, lasted_s, busy_s, len(ms) * size)
+    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work, energy)
+
+
+def time_single_steps(
+    step: Callable[[Any], Any],
+    batches: Sequence[Any],
+    *,
+    sync: Callable[[], None],
+    restore: Callable[[], None],
+    most: int,
+    limit_s: float,
+) -> list[float]:
+    """s of single steps, each from an idle device to an idle device, so that nothing of one overlaps with another.
+
+    Whole rounds of `batches`, as many as fit into `most` steps and `limit_s`, after untimed rounds of LEAD_S; [] where not even
+    one fits. The synchronisation's own time is in each.
+    """
+
+    def single(batch: Any) -> float:
+        return seconds_of(lambda: step(batch), sync)[0]
+
+    restore()
+    single(batches[0])  # which may have to put its graph back to where another mode's is
+    if single(batches[0]) * len(batches) > limit_s:
+        return []
+    end, round_s = time.perf_counter() + LEAD_S, None
+    while round_s is None or time.perf_counter() < end:
+        round_s = sum(map(single, batches))
+    rounds = max(1, min(most // len(batches), int(limit_s / max(round_s, 1e-9))))
+    return [single(batch) for _ in range(rounds) for batch in batches]
 
 
 def time_requests(
@@ -206,9 +267,12 @@ def time_requests(
         time.sleep(THREAD_S)
         at_work.append(next((place for thread, place in _threads().items() if threads.get(thread) != place), ("",))[0])
         seconds.append(own)
-    after = meter()
-    joules = None if before is None or after is None else after - before
-    return Requests(seconds, answers, warmup, lag_s, limit_s, at_work, joules)
+    return Requests(seconds, answers, warmup, lag_s, limit_s, at_work, _taken(before, meter()))
+
+
+def _taken(before: float | None, after: float | None) -> float | None:
+    """Between two readings of a meter; None where one of them could not be read."""
+    return None if before is None or after is None else after - before
 
 
 def _all_late(lag_s: Sequence[float], limit_s: Sequence[float]) -> bool:

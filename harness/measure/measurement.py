@@ -112,7 +112,7 @@ class Measurement:
         modes: Mapping[str, int],
         items_per_batch: int | Sequence[int],
         unit: str,
-        utilisation: bool = True,
+        details: bool = True,
     ) -> dict[str, dict]:
         """Prove and time a trial step by step.
 
@@ -124,7 +124,8 @@ class Measurement:
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
-            utilisation: whether to sample that of a GPU too, for UTILISATION_S.
+            details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation, for
+                UTILISATION_S.
 
         Returns:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
@@ -161,10 +162,13 @@ class Measurement:
         with self._turns.timed() if proven else contextlib.nullcontext():
             self._phases.over("waiting")
             for mode in proven:
+                if details and not self.process:  # before the blocks, whose end the proof goes on from
+                    parts[mode] |= self._single_steps(trial, mode)
+                    self._phases.over("single steps")
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
                 share = self._share(modes[mode], times["blocks_ms"])
                 parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
-            self._phases.over("timed")
+                self._phases.over("timed")
         self._phases.over("waiting")
         if not self.process:
             with self._turns.device():
@@ -172,7 +176,7 @@ class Measurement:
                 for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
                     self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
                 self._phases.over("proof: after")
-        if proven and utilisation and self.device == "gpu" and not self.process:
+        if proven and details and self.device == "gpu" and not self.process:
             with self._turns.device(alone=True):
                 self._phases.over("waiting")
                 for mode in proven:
@@ -264,6 +268,7 @@ class Measurement:
             min_block_s=c["MIN_BLOCK_S"],
             whole_rounds=isinstance(items_per_batch, Sequence),
             agree=self._agree,
+            meter=self._meter,
         )
         proof.clock(timed.lag_s, timed.lag_limit_s, timed.at_work)
         after = self._clock("timed")
@@ -282,7 +287,21 @@ class Measurement:
             "losses": losses[0][:LOSSES_KEPT].tolist(),
             "items_per_batch": float(np.mean(items_per_batch)),
             "notes": notes,
+            **latency.joules_of_batch(timed.energy),
         }, size
+
+    def _single_steps(self, trial: Any, mode: str) -> dict:
+        """Of the part: how long steps take that are timed one by one."""
+        step, batches = timed_of(trial, mode)
+        limit_s = min(latency.STEPS_LIMIT_S, self._protocol["WARMUP_LIMIT_S"] / 2)
+        sync, restore = self.runtime.sync, trial.restore
+        return latency.steps_of(
+            clocks.time_single_steps(step, batches, sync=sync, restore=restore, most=latency.STEPS, limit_s=limit_s)
+        )
+
+    def _meter(self) -> float | None:
+        """Joules that the GPU has taken so far; None without one, or where it does not count them."""
+        return machine.gpu_joules() if self.device == "gpu" else None
 
     def _agree(self, value: Any) -> Any:
         """What all processes that take a step together go by, of what each has found (harness/measure/replicas.py)."""
@@ -344,7 +363,7 @@ class Measurement:
                     count=functools.partial(latency.requests_of, c["REQUESTS"]),
                     blocks=c["BLOCKS"],
                     kept=latency.sampled,
-                    meter=machine.gpu_joules if self.device == "gpu" else lambda: None,
+                    meter=self._meter,
                 )
                 memory = {"resident": machine.resident_bytes(), **(self._memory() or {})}
                 self._phases.over("timed")
@@ -428,7 +447,7 @@ class Measurement:
             proven, batches_per_epoch = trial.traces, len(plan.x) // batch_size
             with self._turns.timed():
                 self._phases.over("waiting")
-                fit_s, result = clocks.seconds_of(lambda: train(clock, plan), self.runtime.sync)
+                fit_s, result, joules = clocks.metered(lambda: train(clock, plan), self.runtime.sync, self._meter)
                 memory = self._memory()
                 self._phases.over("timed")
             self._phases.over("waiting")
@@ -456,6 +475,7 @@ class Measurement:
                 "notes": [AROUND_NOTE] if self.runtime.name == "tensorflow" and much_around(clock) else [],
                 "memory_peak_bytes": memory,
                 "share_of_matmul": self._share(flops, blocks),
+                **latency.joules_of_training(joules, fit_s, plan.epochs),
             }
             if self.device == "gpu" and not self.process:
                 with self._turns.device(alone=True):
@@ -499,7 +519,7 @@ class Measurement:
                     return clocks.seconds_of(function, self.runtime.sync)
 
                 self._phases.over("waiting")
-                fit_s, result = clocks.seconds_of(lambda: train(timed), self.runtime.sync)
+                fit_s, result, joules = clocks.metered(lambda: train(timed), self.runtime.sync, self._meter)
                 self._phases.over("timed")
             memory, result = self._memory(), dict(result)
             watched.read(self.runtime.to_numpy)
@@ -509,6 +529,7 @@ class Measurement:
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"
             part |= {**result, "fit_s": fit_s, "memory_peak_bytes": memory}
+            part |= latency.joules_of_training(joules, fit_s, len(result["epoch_s"]))
             part["blocks_ms"] = [1e3 * seconds / batches for seconds in result["epoch_s"]]
             self._phases.over("proof: after")
         print(self._phases, flush=True)
@@ -537,6 +558,8 @@ class Measurement:
                 "perplexity",
                 "share_of_matmul",
                 "latency",
+                "one_step",
+                "joules",
             ):
                 part.pop(key, None)
         return part

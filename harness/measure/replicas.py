@@ -35,7 +35,7 @@ class ReplicatedMeasurement(Measurement):
     def steps(self, trial: Any, *arguments: Any) -> dict[str, dict]:
         """As of Measurement, of one mode, "train"; the part says what the replicas are."""
         self.group.at(WORKS)
-        parts = super().steps(trial, *arguments, utilisation=False)
+        parts = super().steps(trial, *arguments, details=False)
         for part in parts.values():
             part["replicas"] = self._about(part.pop("communication_ms", None))
         return parts
@@ -58,6 +58,9 @@ class ReplicatedMeasurement(Measurement):
 
     def _agree(self, value: Any) -> Any:
         return self.group.agree(value)
+
+    def _meter(self) -> None:
+        """Not read: it counts one GPU."""
 
     def _losses(self, block: Sequence) -> np.ndarray:
         return self.group.mean(super()._losses(block))

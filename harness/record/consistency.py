@@ -23,6 +23,7 @@ NEEDED = {  # by mode: the errors that its proof has (harness/measure/measuremen
 }
 PER_SEQUENCE = {"words/s": "TIME_STEPS"}  # unit: the constant that says how many a sequence has; of others it is one
 REQUESTS = "requests/s"  # the unit of which a batch is one
+WATTS = (1.0, 5000.0)  # between which a GPU's mean power lies
 FIRST_SPREAD_LIMIT = 0.7  # the widest there was: the first records of schema 1 kept no limit of the spread
 Contradiction = tuple[str, str, str]  # what is wrong, what was found, what was expected
 
@@ -35,6 +36,8 @@ def contradictions(record: Mapping[str, Any]) -> Iterator[Contradiction]:
         yield from _counts(record)
         yield from _training(record) if record["mode"] == "fit" else _steps(record)
         yield from _requests(record)
+        yield from _single_steps(record)
+        yield from _energy(record)
         if record["schema"] > 1:
             yield from _since_2(record)
 
@@ -130,6 +133,46 @@ def _requests(record: Mapping) -> Iterator[Contradiction]:
     mean = sum(every) / max(1, len(every))
     if not times[0] / 2 <= mean * 1.01 or not mean <= times[-1] * 1.01:  # half of them take p50 at the least
         yield "latency", f"a latency of {times} ms", f"times whose mean is {mean:g} ms"
+
+
+def _single_steps(record: Mapping) -> Iterator[Contradiction]:
+    """Steps that were timed one by one are those of a mode whose blocks are of steps; of fewer than a hundred no p99 is known."""
+    found = record.get("one_step")
+    if not found:
+        return
+    if record["mode"] not in ("train", "forward", "stack"):
+        yield "one_step", f"a {record['mode']} record with one_step", "it in records of steps alone"
+    median, high = found["p50_ms"], found["p99_ms"]
+    if high is not None and high < median:
+        yield "one_step", f"a p99_ms of {high} below a p50_ms of {median}", "percentiles that rise"
+    if (high is None) != (1 < found["steps"] < 100):
+        yield "one_step", f"a p99_ms of {high} of {found['steps']} steps", "one where a step of a hundred lies above it"
+
+
+def _energy(record: Mapping) -> Iterator[Contradiction]:
+    """Joules are a GPU's, of what the mode times, at a power that a GPU may have."""
+    found = record.get("joules")
+    if not found:
+        return
+    mode, whole = record["mode"], "training" in found
+    if record["device"] != "gpu" or whole != (mode == "fit") or mode == "request":
+        has = " and ".join(found)
+        yield (
+            "joules",
+            f"a {mode} record on a {record['device']} with Joules of {has}",
+            "a GPU's, of what the mode times",
+        )
+        return
+    seconds = record["fit_s"] if whole else statistics.median(record["blocks_ms"][0]) / 1e3
+    watts = found["training" if whole else "batch"] / seconds
+    if not WATTS[0] <= watts <= WATTS[1]:
+        yield "joules", f"a mean power of {watts:g} W", f"one between {WATTS[0]:g} and {WATTS[1]:g} W"
+    if whole and not _same(found["epoch"] * len(record["epoch_s"]), found["training"]):
+        yield (
+            "joules",
+            f"a {json.dumps(found)} of {len(record['epoch_s'])} epochs",
+            "an epoch's, that many times, in all",
+        )
 
 
 def _training(record: Mapping) -> Iterator[Contradiction]:

@@ -104,6 +104,10 @@ def _step(value: Any) -> bool:
     return 0 < value["min"] <= value["median"] <= value["max"] and 0 < low <= value["median"] <= high
 
 
+def _over_0(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
@@ -154,6 +158,22 @@ def _latency(value: Any) -> bool:
         and _number(value["max_ms"])
         and _count(value["requests"])
     )
+
+
+def _one_step(value: Any) -> bool:
+    """Percentiles of single steps, p99 null where so few have none."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"p50_ms", "p99_ms", "steps"}
+        and _over_0(value["p50_ms"])
+        and or_null(_over_0)(value["p99_ms"])
+        and _count(value["steps"])
+    )
+
+
+def _joules(value: Any) -> bool:
+    """Of a GPU: of a batch, or of a whole training and an epoch of it, validation included."""
+    return isinstance(value, dict) and set(value) in ({"batch"}, {"training", "epoch"}) and dict_of(_over_0)(value)
 
 
 def _throughput(value: Any) -> bool:
@@ -226,13 +246,15 @@ OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": _FIGURES,
     "perplexity": _FIGURES,
     "fit_s": _NUMBER_OR_NULL,
-    "items_per_batch": ("a number over 0", lambda value: _number(value) and value > 0),
+    "items_per_batch": ("a number over 0", _over_0),
     "epoch_s": ("a list of numbers", list_of(_number)),
     "spent_s": ("seconds that the row's processes took", lambda value: _number(value) and value >= 0),
     "warmup": ("a list of {process, seconds, batches, settled}", list_of(_warmup)),
     "replicas": ("{gpus, workers, hosts, names, link, nccl, communication_ms}", _replicas),
     "option": ("{ran, error, fit_ms}", _option),
     "latency": ("{p50_ms, p99_ms, p999_ms, max_ms, requests, joules}", _latency),
+    "one_step": ("{p50_ms, p99_ms, steps}", _one_step),
+    "joules": ("{batch} or {training, epoch}, numbers over 0", _joules),
     # of --repeat-until
     "repeat_until": ("a fraction over 0, up to 1", lambda value: _number(value) and 0 < value <= 1),
 }
@@ -377,7 +399,8 @@ def timed_by_process(record: dict) -> dict:
 
 def without_results(record: dict) -> dict:
     """The record of a row that failed after some of its processes: without their times, which nothing proves any more."""
-    kept = {key: value for key, value in record.items() if key in RULES or key not in (*RESULTS, "items_per_batch")}
+    figures = (*RESULTS, "items_per_batch", "latency", "one_step", "joules")
+    kept = {key: value for key, value in record.items() if key in RULES or key not in figures}
     return {**kept, "blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
 
 

@@ -20,6 +20,7 @@ from harness.report.provenance import (
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
+SINCE = ("joules", "one_step")  # columns that a table does without where its records, of an earlier commit, lack them
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
 FASTEST_PEER = "fastest peer"  # speedup against the fastest proven row that is not one of the layout's "ours"
 LONG_REASON = 100  # characters of a reason in its cell
@@ -178,7 +179,7 @@ def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours:
     if kind == "speedup":
         names = {record["row"] for record in rows}
         return base in names or (base == FASTEST_PEER and not names <= set(ours))
-    optional = root == "published" or (device == "cpu" and root in GPU_ONLY)
+    optional = root in ("published", *SINCE) or (device == "cpu" and root in GPU_ONLY)
     return not optional or any(value_at(record, column[1]) is not None for record in rows)
 
 

@@ -14,8 +14,8 @@ Formats: Python's (".1f", "d", ",.0f", ".0%"), "str", "median_range", "pair", "b
 that row's figure against this one's, the larger the faster; "speedup:fastest peer" takes the row of the highest
 throughput that is not one of `ours`. "median_range" shows step_ms with its interval, or of one process with its range,
 and the number of processes. A list is shown by its median. "*<factor>" after any format multiplies first:
-["wall time (s)", "step_ms.median", ".4f*0.001"]. Published columns without figures go, and speedups against a row that the
-table does not have.
+["wall time (s)", "step_ms.median", ".4f*0.001"]. Columns of published figures, of Joules and of single steps go where
+no row has any, and speedups against a row that the table does not have.
 An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
 A footnote is a string, or {"text"} with any of "row", "mode", "device", "config" that it is about and "column", a
 heading.

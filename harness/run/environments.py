@@ -70,6 +70,23 @@ def missing(framework: str, *also: str) -> str:
     return f"{where}{' and '.join(lacking)} not installed there; {found} -m pip install {names}"
 
 
+def lacks(framework: str, folder: str | None, requirements: str) -> str:
+    """Why a row cannot run that imports from a folder of the framework's environment, or ""; None: from no such folder.
+
+    requirements: the file that says what the folder holds.
+    """
+    if folder is None:
+        return ""
+    found = Path(python(framework))
+    place = found.parent.parent / folder
+    if place.is_dir():
+        return ""
+    if not _named(framework):
+        return f"{requirements} {PEERS}"
+    how = f"{found} -m pip install --no-deps --target={place} -r {requirements}"
+    return f"{requirements} not installed in the environment of {_variable(framework)}; {how}"
+
+
 def _lacking(found: str, modules: Sequence[str]) -> tuple[list[str], tuple[int, int]]:
     """(the modules that this Python does not find, its version)."""
     if found == sys.executable:

@@ -6,6 +6,7 @@ oldest=10 newest=13 # supported: Python 3.$oldest to 3.$newest
 venv="$root/.venv"
 stamp=lstm-bench-installed          # in each environment: what was installed, word for word; written last
 stamp_dev=lstm-bench-installed-dev  # in .venv: the same for what the tests need
+nightly=requirements-jax-keras-nightly.txt
 incomplete="$root/.venv.incomplete" # there from before the first change of .venv until its stamp is
 size="some GB"                      # what is being installed takes
 pip_options=(--disable-pip-version-check --no-input --only-binary=:all:)
@@ -201,6 +202,24 @@ peers_are_current() {
   for peer in $(wanted_peers); do
     peer_is_current "$peer" || return 1
   done
+  nightly_is_current
+}
+
+nightly_is_current() { # whether JAX' environment, where there is one of ours, has Keras' nightly beside the release
+  case $(wanted_peers) in *jax*) cmp -s "$root/$nightly" "$venv/jax/keras-nightly/$stamp" ;; esac
+}
+
+install_nightly() { # for one row: where it cannot be had (nightlies are deleted), that row is skipped and the others run on
+  if nightly_is_current; then return; fi
+  local folder="$venv/jax/keras-nightly"
+  rm -rf "$folder"
+  if "$venv/jax/bin/python" -m pip install --quiet "${pip_options[@]}" --no-deps --require-hashes --target="$folder" \
+    -r "$root/$nightly" >/dev/null 2>&1 </dev/null; then
+    { mkdir -p "$folder" && cp "$root/$nightly" "$folder/$stamp"; } || true
+  else
+    rm -rf "$folder"
+    echo "$nightly could not be installed: keras_jax_loop will be skipped" >&2
+  fi
 }
 
 install_peers() { # what the rows of other frameworks need, each with its own CUDA, once; after venv_is_current or install
@@ -216,6 +235,7 @@ install_peers() { # what the rows of other frameworks need, each with its own CU
     trap - INT
     echo "installed in $((SECONDS - started)) s" >&2
   done
+  install_nightly
 }
 
 install_dev() { # what the tests need on top, once: they hold our LSTMs against PyTorch's and JAX' in one process, on the CPU

@@ -1,7 +1,9 @@
 """What builds the Keras rows: it chooses Keras' backend, so it imports Keras only when it is called."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -45,6 +47,8 @@ def classifier(
     device: str = "",
     capacity: int | None = None,
     seed: int = 0,
+    scan: int = 0,
+    keras_folder: str = "",
     **options,
 ):
     """The models.keras.classifier.ClassifierTrial of a row.
@@ -56,11 +60,13 @@ def classifier(
         backend: "tensorflow", "jax" or "torch".
         precision, options: of models.keras.classifier.build_classifier.
         device: Keras finds it by itself.
-        capacity: of the trials that keep their data set on the device; not used here.
+        capacity: sequences of the training to be timed; used with `scan` alone.
         seed: of the dropout masks and, but for TensorFlow, of the order of the sequences.
+        scan: on JAX, the most steps of one call, a lax.scan: the trial is a ScannedTrial. 0: a step each.
+        keras_folder: in this environment, of a Keras to import instead of the installed one.
     """
-    keras = _import_keras(backend)
-    from models.keras.classifier import ClassifierTrial, build_classifier
+    keras = _import_keras(backend, keras_folder)
+    from models.keras.classifier import ClassifierTrial, ScannedTrial, build_classifier
     from models.weights.canonical import stack_size
 
     keras.utils.set_random_seed(seed)
@@ -78,14 +84,24 @@ def classifier(
         inputs.shape[1:], len(weights["lstm_0/forward/recurrent_kernel"]), layers, classes, dense_units=dense,
         bidirectional=bidirectional, precision=precision, optimizer=keras.optimizers.Adam(schedule), seed=seed, **options,
     )  # fmt: skip
+    if scan:
+        batches = (capacity or len(inputs)) // batch_size
+        return ScannedTrial(model, weights, inputs, labels, batch_size, batches, scan)
     return ClassifierTrial(model, weights, inputs, labels, batch_size)
 
 
-def _import_keras(backend: str):
-    """Keras on that backend; RuntimeError where it was imported on another one."""
+def _import_keras(backend: str, folder: str = ""):
+    """Keras on that backend, from a folder of this environment where one is named.
+
+    RuntimeError where it was imported on another backend, or from elsewhere.
+    """
     os.environ["KERAS_BACKEND"] = backend
+    if folder:
+        sys.path.insert(0, str(Path(sys.prefix, folder)))
     import keras
 
+    if folder and not Path(keras.__file__).is_relative_to(Path(sys.prefix, folder)):
+        raise RuntimeError(f"Keras was imported from {Path(keras.__file__).parent}, expected that of {folder}")
     if keras.backend.backend() != backend:
         raise RuntimeError(f"Keras runs on {keras.backend.backend()} in this process, expected {backend}")
     return keras

@@ -80,7 +80,7 @@ def build_classifier(
             and "persistent": one WavefrontLSTM of that implementation. These three have one dropout rate for all places between
             their layers, and are on TensorFlow alone.
         jit_compile: of the model: True (XLA), False, or "auto" (what a user gets who sets nothing).
-        steps_per_execution: of the model: training steps of one call of TensorFlow.
+        steps_per_execution: of the model: training steps of one call of TensorFlow; on JAX ScannedTrial sets it.
         compiled_loop: whether those are one XLA program: models.wavefront.compiled_loop.CompiledLoop, a keras.Sequential.
         precision: "fp32", "tf32" (set in the framework, the same model), "fp16" or "bf16" (mixed) or "fp64".
         loss_scale: static, of fp16; see models/tf/language_model.py.
@@ -342,3 +342,70 @@ class ClassifierTrial:
     def weights(self) -> dict[str, np.ndarray]:
         """All weights now, in the canonical form."""
         return to_canonical(self.model, {v.path: v.numpy() for v in self.model.trainable_variables})
+
+
+class ScannedTrial(ClassifierTrial):
+    """The same on JAX by a Keras whose steps_per_execution is the length of one jitted lax.scan over the training step.
+
+    A scan of another length is another program, around the same traced step: jax.jit keeps what it has traced, and that it did so
+    is what `graph_mismatch` asks. So what is proven in scans of one and three steps is the step of the timed scans. A `fit` of
+    fewer batches than those have takes all of them in one scan.
+
+    Args:
+        batches: of an epoch of the training to be timed. Its scans take as many steps as divide them, since Keras takes the rest
+            step by step.
+        most: steps of a scan.
+    """
+
+    def __init__(self, model, weights, inputs, labels, batch_size: int, batches: int, most: int) -> None:
+        super().__init__(model, weights, inputs, labels, batch_size)
+        self._scan = max(steps for steps in range(1, min(batches, most) + 1) if batches % steps == 0)
+        self._functions: dict[int, tuple] = {}  # Keras' jitted functions by the length of their scans
+
+    def _takes(self, steps: int) -> None:
+        """From now on a call of Keras' functions takes so many steps."""
+        model = self.model
+        if steps != model.steps_per_execution:
+            self._functions[model.steps_per_execution] = model.train_function, model.test_function
+            model.steps_per_execution = steps
+            model.train_function, model.test_function = self._functions.get(steps, (None, None))
+
+    def fit(self, x, y, epochs, validation, clock):
+        self._takes(min(len(x) // self.batch_size, self._scan))
+        return super().fit(x, y, epochs, validation, clock)
+
+    def _fit(self, count, stack_rate, clock=None):
+        self._takes(min(count, self._scan))
+        return super()._fit(count, stack_rate, clock)
+
+    def train_steps(self, count, clock=None):
+        """As of ClassifierTrial; with a clock, which the first call alone has, over as many batches as a timed scan takes."""
+        if clock is None:
+            return super().train_steps(count)
+        shape = (self._scan * self.batch_size, *self.inputs.shape[1:])
+        own = self.inputs, self.labels
+        self.inputs, self.labels = np.resize(self.inputs, shape), np.resize(self.labels, shape[:1])
+        losses = super().train_steps(self._scan, clock)
+        self.inputs, self.labels = own
+        return losses
+
+    def warm_up(self, validation):
+        """All of the validation: its scans, and what is left of it step by step."""
+        self._takes(self._scan)
+        self.model.evaluate(*validation, batch_size=self.batch_size, verbose=0)
+
+    def outputs(self):
+        self._takes(
+            1
+        )  # predict_on_batch and train_on_batch would take a batch of as many sequences for a scan's batches
+        return super().outputs()
+
+    def logits(self, x):
+        self._takes(1)
+        return super().logits(x)
+
+    def graph_mismatch(self):
+        """Why the timed scans may be of another step than the proven one: it was traced more than once; "" where it was not."""
+        return (
+            "" if self.traces == 1 else f"the training step was traced {self.traces} times, expected once for all scans"
+        )

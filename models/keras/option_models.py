@@ -7,7 +7,6 @@
 
 import hashlib
 import itertools
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -278,8 +277,10 @@ class OptionTrial:
 
     def _shared(self, function: str, *arguments: float) -> "Known":
         """What a function of the reference yields on these batches in turn, which most options have in common."""
-        of = (function, self.network, self.weights, self.batches, arguments)
-        key = hashlib.sha256(pickle.dumps(of)).hexdigest()
+        digest = hashlib.sha256(repr((function, self.network, arguments)).encode())
+        for leaf in tf.nest.flatten((self.weights, self.batches)):
+            digest.update(b"none" if leaf is None else f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
+        key = digest.hexdigest()
         if key not in KNOWN:
             yields = getattr(recurrent, function)
             KNOWN[key] = Known(yields(self.network, self.weights, itertools.cycle(self.batches), *arguments))

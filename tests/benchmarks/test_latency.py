@@ -45,6 +45,28 @@ def test_joules_are_of_one_request_and_of_a_second_at_least():
     assert latency.latency_of([0.1] * 4, 8.0)["joules"] is None
 
 
+def test_joules_are_said_of_a_second_or_more_that_is_nearly_all_of_what_was_counted():
+    energy = clocks.Energy(joules=600.0, lasted_s=1.3, busy_s=1.25, batches=300)
+    assert latency.joules_of_batch(energy) == {"joules": {"batch": 2.0}}
+    for other in (
+        energy._replace(busy_s=0.99, lasted_s=1.0),
+        energy._replace(lasted_s=1.4),
+        energy._replace(joules=0.0),
+        None,
+    ):
+        assert latency.joules_of_batch(other) == {}
+    assert latency.joules_of_training(90.0, 1.0, 3) == {"joules": {"training": 90.0, "epoch": 30.0}}
+    assert latency.joules_of_training(90.0, 0.9, 3) == latency.joules_of_training(None, 9.0, 3) == {}
+
+
+def test_percentiles_of_single_steps_are_those_of_requests():
+    assert latency.steps_of([k / 1e3 for k in range(200, 0, -1)]) == {
+        "one_step": {"p50_ms": 100.0, "p99_ms": 198.0, "steps": 200}
+    }
+    assert latency.steps_of([0.5, 0.25]) == {"one_step": {"p50_ms": 250.0, "p99_ms": None, "steps": 2}}
+    assert latency.steps_of([]) == {}
+
+
 def test_slow_requests_are_fewer_and_a_tenth_at_least():
     assert [latency.requests_of(10_000, s) for s in (1e-5, 4e-4, 1e-3, 0.01, 1.0)] == [10_000, 10_000, 4000, 1000, 1000]
 

@@ -15,7 +15,7 @@ import pytest
 from harness.measure.proof import Kernel
 from harness.report import options as option_tables
 from harness.report import tables
-from harness.run import options
+from harness.run import environments, options
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -114,7 +114,7 @@ TORCH = [
 JAX = ["jax_scan", "jax_cudnn", "keras_jax", "keras_jax_cudnn", "keras_torch"]
 ROWS = {
     "mnist": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop",
-              "wavefront_persistent", *TORCH, *JAX],
+              "wavefront_persistent", *TORCH, *JAX[:3], "keras_jax_loop", *JAX[3:]],
     "ptb": ["while_loop", "static_graph", "block_fused", "keras", "keras_cudnn", "cudnn_stack", "wavefront",
             "wavefront_persistent", *TORCH, *JAX],
     "multi_gpu": ["keras_mirrored", "keras_workers", "keras_cudnn_mirrored", "keras_cudnn_workers", "wavefront_workers",
@@ -130,7 +130,7 @@ ROWS = {
                    "keras_cudnn_eager", "keras_cudnn", "cudnn_stack", "cudnn_stack_xla", "wavefront", "wavefront_persistent",
                    *TORCH, *JAX],
     "synthetic": ["keras", "keras_cudnn", "keras_xla", "keras_default", "cudnn_stack", "wavefront", "wavefront_loop",
-                  "wavefront_persistent"],
+                  "wavefront_persistent", "keras_jax", "keras_jax_loop"],
 }  # fmt: skip
 
 
@@ -153,7 +153,9 @@ def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
         assert made.framework == next((name for name in ("torch", "jax") if name in row), own)
 
 
-def test_the_persistent_kernels_alone_have_no_second_direction():
+def test_the_persistent_kernels_alone_have_no_second_direction(monkeypatch):
+    monkeypatch.setattr(environments, "lacks", lambda *_: "")
+
     def refused(*arguments):
         return {
             row: made.cannot(constants("synthetic", *arguments))
@@ -163,6 +165,19 @@ def test_the_persistent_kernels_alone_have_no_second_direction():
     assert not any(refused().values())
     reasons = {row: reason for row, reason in refused("--bidirectional=true").items() if reason}
     assert reasons == {"wavefront_persistent": "has one direction (BIDIRECTIONAL)"}
+
+
+def test_row_of_keras_nightly_is_skipped_in_one_line_where_it_is_not_installed(monkeypatch, tmp_path):
+    row = {name: SCRIPTS[name].ROWS_TABLE["keras_jax_loop"] for name in ("mnist", "synthetic")}
+    monkeypatch.setattr(environments, "python", lambda framework: str(tmp_path / "bin" / "python"))
+    for name, made in row.items():
+        assert made.cannot(constants(name)) == "requirements-jax-keras-nightly.txt not installed: ./run_all.sh --peers"
+    monkeypatch.setenv("JAX_PYTHON", "python3")
+    for name, made in row.items():
+        where = f"{tmp_path}/bin/python -m pip install --no-deps --target={tmp_path}/keras-nightly -r "
+        assert made.cannot(constants(name)).endswith(f"; {where}requirements-jax-keras-nightly.txt")
+    (tmp_path / "keras-nightly").mkdir()
+    assert not any(made.cannot(constants(name)) for name, made in row.items())
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])

@@ -44,7 +44,11 @@ class FakeDevice:
 
 def timed(monkeypatch, batch_s, batches=("a", "b", "c"), restore_s=0.0, **changed):
     device = FakeDevice(batch_s, restore_s)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter, sleep=lambda s: None))
+    monkeypatch.setattr(
+        clocks,
+        "time",
+        SimpleNamespace(perf_counter=device.perf_counter, monotonic=lambda: device.now, sleep=lambda s: None),
+    )
     found = clocks.time_blocks(
         device.step, batches, sync=device.sync, restore=device.restore, read=device.read, **{**PROTOCOL, **changed}
     )
@@ -351,3 +355,62 @@ def test_every_staged_batch_is_warmed_up(monkeypatch):
     quick = dict(warmup_batches=1, timed_batches=2, min_block_s=0.0, warmup_limit_s=0.0)
     _, device = timed(monkeypatch, 0.06, **quick)
     assert windows_of(device) == ["a", "b", "c"]
+
+
+def test_energy_is_read_outside_of_all_blocks_and_says_how_long_they_took(monkeypatch):
+    calls = []
+    device = FakeDevice(0.02, 1.0)
+
+    def meter():
+        calls.append(len(device.calls))
+        return 100.0 * device.now
+
+    monkeypatch.setattr(
+        clocks,
+        "time",
+        SimpleNamespace(perf_counter=device.perf_counter, monotonic=lambda: device.now, sleep=lambda s: None),
+    )
+    found = clocks.time_blocks(
+        device.step, "abc", sync=device.sync, restore=device.restore, read=device.read, meter=meter, **PROTOCOL
+    )
+    energy = found.energy
+    assert energy.batches == 3 * 50 and energy.busy_s == pytest.approx(3.0)
+    assert energy.lasted_s == pytest.approx(3 * (1.0 + 1.0 + 0.001)) and energy.joules == pytest.approx(
+        100 * energy.lasted_s
+    )
+    first, last = calls
+    assert device.calls[first] == "restore" and "restore" in device.calls[first + 1 :] and last == len(device.calls)
+
+
+def test_blocks_without_a_meter_have_no_energy(monkeypatch):
+    assert timed(monkeypatch, 0.02)[0].energy is None
+
+
+def singles(monkeypatch, batch_s, batches="abc", most=200, limit_s=1.0):
+    device = FakeDevice(batch_s, 0.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    return clocks.time_single_steps(
+        device.step, batches, sync=device.sync, restore=device.restore, most=most, limit_s=limit_s
+    ), device
+
+
+@pytest.mark.parametrize(("batch_s", "count"), [(0.001, 198), (0.01, 99), (0.1, 9), (0.3, 3), (0.4, 0)])
+def test_single_steps_are_whole_rounds_within_their_limits(monkeypatch, batch_s, count):
+    found, _ = singles(monkeypatch, batch_s)
+    assert found == pytest.approx([batch_s] * count)
+
+
+def test_each_single_step_begins_and_ends_with_an_idle_device(monkeypatch):
+    found, device = singles(monkeypatch, 0.01, "ab", most=4)
+    four = [call for batch in "abab" for call in ("sync", "clock", batch, "sync", "clock")]
+    assert len(found) == 4 and device.calls[-20:] == four
+    assert device.calls[0] == "restore" and device.steps > 4 + 0.1 / 0.01  # the untimed ones come first
+
+
+def test_what_a_meter_reads_lies_around_the_clock(monkeypatch):
+    device = FakeDevice(0.5, 0.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=device.perf_counter))
+    found = clocks.metered(lambda: device.step("a"), device.sync, lambda: (device.calls.append("meter"), device.now)[1])
+    assert found == (0.5, "loss 4", 0.5)
+    assert device.calls == ["meter", "sync", "clock", "a", "sync", "clock", "meter"]
+    assert clocks.metered(lambda: 1, device.sync, lambda: None) == (0.0, 1, None)

@@ -15,6 +15,7 @@ from tests.record_cases import ERRORS, LATENCY, RUNS, make, proof_of, training_o
 
 WARMUP = {"seconds": 0.3, "batches": 31, "settled": True}
 TWO = [[10.0, 11.0], [10.4, 10.6]]
+ONE_STEP = {"p50_ms": 10.6, "p99_ms": 12.0, "steps": 200}
 CONFIG = {"CONFIG": "large", "UNITS": 8, "BATCH_SIZE": 5, "TIME_STEPS": 20, "PROCESSES": 3, "BLOCKS": 2, "EPOCHS": 2}
 
 
@@ -28,6 +29,9 @@ def honest(mode="train", device="cpu", **changes):
         part["clocks"] = [{"process": process, "when": "timed"}]
         if mode == "request":
             part |= {"latency": LATENCY, "items_per_batch": 1, "unit": "requests/s"}
+        part |= {"one_step": ONE_STEP} if mode in ("train", "forward", "stack") else {}
+        if device == "gpu" and mode != "request":
+            part["joules"] = {"training": 63.0, "epoch": 31.5} if mode == "fit" else {"batch": 3.15}
         part |= training_of(blocks) if mode == "fit" else {"warmup": [{"process": process, **WARMUP}], "losses": [1.0]}
         record = schema.merge_process(record, part)
     return {**record, **changes}
@@ -103,6 +107,20 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("fit", "cpu", "accuracy", ..., "a training without accuracy or perplexity"),
     ("fit", "cpu", "accuracy.test", 1.2, "accuracy: found a list of [1.2]"),
     ("fit", "cpu", "perplexity", {"test": 0.9}, "perplexity: found a list of [0.9]"),
+    ("fit", "cpu", "one_step", ONE_STEP, "a fit record with one_step"),
+    ("request", "cpu", "one_step", ONE_STEP, "a request record with one_step"),
+    ("stack", "cpu", "one_step.p99_ms", 10.5, "a p99_ms of 10.5 below a p50_ms of 10.6"),
+    ("train", "cpu", "one_step.p99_ms", None, "a p99_ms of None of 200 steps"),
+    ("train", "cpu", "one_step.steps", 99, "a p99_ms of 12.0 of 99 steps"),
+    ("forward", "cpu", "one_step.steps", 2, "a p99_ms of 12.0 of 2 steps"),
+    ("train", "cpu", "joules", {"batch": 3.15}, "a train record on a cpu with Joules of batch"),
+    ("train", "gpu", "joules", {"training": 3.15, "epoch": 3.15}, "a train record on a gpu with Joules of training and epoch"),
+    ("fit", "gpu", "joules", {"batch": 3.15}, "a fit record on a gpu with Joules of batch"),
+    ("request", "gpu", "joules", {"batch": 3.15}, "a request record on a gpu with Joules of batch"),
+    ("train", "gpu", "joules.batch", 0.0104, "a mean power of 0.99"),
+    ("stack", "gpu", "joules.batch", 52.6, "a mean power of 5009"),
+    ("fit", "gpu", "joules", {"training": 0.2, "epoch": 0.1}, "a mean power of 0.95"),
+    ("fit", "gpu", "joules.epoch", 63.0, "of 2 epochs"),
     ("train", "cpu", "proof.kernel.launches", ..., "a kernel with launches None"),
     ("train", "cpu", "proof.kernel.launches", 0, "a kernel with launches 0"),
     ("train", "gpu", "proof.kernel.launches", 2.5, "a kernel with launches 2.5"),
@@ -111,6 +129,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("train", "cpu", "proof.kernel.syncs", 0, "a kernel with syncs 0"),
     ("train", "cpu", "proof.kernel", ..., "a kernel with launches None"),
 ]  # fmt: skip
+FEW = [{"p99_ms": None, "steps": 99}, {"p99_ms": None, "steps": 2}, {"p99_ms": 10.6, "steps": 1}, {"steps": 100}]
 SEEN_BEFORE = [  # by a rule of the schema
     ("train", "cpu", "blocks_ms", [], "without blocks_ms, step_ms or throughput"),
     ("fit", "cpu", "blocks_ms", [], "a training of 2 epochs, 0 blocks"),
@@ -254,6 +273,9 @@ def complaint(module, folder):
         change(honest(), "config", {"CONFIG": "large"}),
     ]
     good += [change(honest(), "config.TIME_STEPS", None)]
+    good += [change(honest(), "one_step", {**ONE_STEP, **few}) for few in FEW] + [
+        change(honest(device="gpu"), "joules", ...)
+    ]
     first = change(change(honest(), "schema", 1), "proof.limit.spread", ...)
     if "a spread_err of 0.1" not in reasons(change(change(first, "proof.limit.spread", 0.05), "proof.spread_err", 0.1)):
         return "the limit of the spread in schema 1"

@@ -11,6 +11,7 @@ from tests.record_cases import LATENCY, RUNS, make, proof_of
 BLOCKS = [[1.0, 2.0], [2.0, 3.0]]
 STEP = intervals.step_of(BLOCKS)
 STEP_OF_ONE = intervals.step_of(BLOCKS[:1])
+ONE_STEP = {"p50_ms": 10.6, "p99_ms": 12.0, "steps": 200}
 OPTION = {"ran": "cuDNN", "error": "", "fit_ms": None}
 REPLICAS = {
     "gpus": 2,
@@ -129,6 +130,19 @@ def test_every_key_of_the_schema_is_required(key):
         ("latency", {**LATENCY, "p99_ms": "1"}),
         ("latency", {**LATENCY, "max_ms": None}),
         ("latency", {**LATENCY, "requests": 0}),
+        ("one_step", list(ONE_STEP)),
+        ("one_step", {**ONE_STEP, "more": 1}),
+        ("one_step", {**ONE_STEP, "p50_ms": None}),
+        ("one_step", {**ONE_STEP, "p50_ms": "1"}),
+        ("one_step", {**ONE_STEP, "p99_ms": 0}),
+        ("one_step", {**ONE_STEP, "steps": 0}),
+        ("joules", 3.0),
+        ("joules", {}),
+        ("joules", {"batch": None}),
+        ("joules", {"batch": 0.0}),
+        ("joules", {"batch": True}),
+        ("joules", {"batch": 1.0, "epoch": 1.0}),
+        ("joules", {"training": 1.0}),
         ("option", list(OPTION)),
         ("option", {**OPTION, "more": 1}),
         ("option", {**OPTION, "ran": 1}),
@@ -170,6 +184,8 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
         ("environment", {"variables": {"XLA_FLAGS": "--xla"}}),
         ("config", {"CONFIG": "small", "CONFIGS": None}),
         ("spent_s", 0),
+        ("one_step", ONE_STEP),
+        ("one_step", {**ONE_STEP, "p99_ms": None, "steps": 20}),
         ("repeat_until", 0.02),
         ("repeat_until", 1.0),
     ],

@@ -150,6 +150,22 @@ def test_a_row_that_the_layout_does_not_know_is_shown_at_the_end(tmp_path):
     assert [row["row"] for row in rows] == ["torch_lstm", "newcomer", "2 GPUs"]
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("one_step.p99_ms", {"p50_ms": 1.0, "p99_ms": 2.5, "steps": 200}), ("joules.batch", {"batch": 2.5})],
+)
+def test_columns_of_single_steps_and_joules_are_there_where_a_row_has_them(tmp_path, path, value):
+    spec = {**LAYOUT["tables"][0], "columns": [["of one", path, ".3g"]]}
+    layout = {**LAYOUT, "tables": [spec], "headline": {}}
+    assert "of one" not in lines_of(page_of(tmp_path / "without", make(), layout=layout), "Speed")[0]
+    with_it = make("keras_cudnn", **{path.split(".")[0]: value})
+    lines = lines_of(page_of(tmp_path / "with", make(), with_it, layout=layout), "Speed")
+    assert {line["row"]: line["of one"] for line in lines if line["row"] in ("keras", "keras_cudnn")} == {
+        "keras": "-",
+        "keras_cudnn": "2.5",
+    }
+
+
 def test_a_share_is_shown_in_percent_although_it_is_recorded_as_a_fraction(tmp_path):
     spec = {**LAYOUT["tables"][0], "columns": [["share", "share_of_matmul", "percent"]]}
     text = page_of(tmp_path / "run", make(share_of_matmul=0.25), layout={**LAYOUT, "tables": [spec], "headline": {}})

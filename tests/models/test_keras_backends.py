@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,8 @@ from models import rows
 from models.weights import canonical
 from tests import cases
 
-ROWS = list(rows.KERAS)
+NIGHTLY = ["keras_jax_loop"] if Path(sys.prefix, rows.KERAS_NIGHTLY).is_dir() else []
+ROWS = [*rows.KERAS, *NIGHTLY]
 ON_CPU = [name for name in ROWS if not rows.FIT[name].needs_gpu]
 
 
@@ -99,6 +101,19 @@ def test_backend_other_than_keras_own_is_refused(tensorflow_runtime, monkeypatch
     assert keras.backend.backend() == "tensorflow"
     with pytest.raises(RuntimeError, match="Keras runs on tensorflow in this process, expected jax"):
         rows.FIT["keras_jax"].build(*cases.classifier_start(), cases.BATCH, ("Adam", 1e-3, 0.0))
+
+
+@pytest.mark.parametrize(("batches", "steps"), [(1875, 375), (300, 300), (125, 125), (376, 188), (1, 1)])
+def test_scans_take_as_many_steps_as_divide_an_epoch(tensorflow_runtime, monkeypatch, batches, steps):
+    from models.keras import classifier
+
+    monkeypatch.setattr(classifier.ClassifierTrial, "__init__", lambda *_: None)
+    trial = classifier.ScannedTrial(None, None, None, None, 32, batches, rows.STEPS_PER_LOOP)
+    assert trial._scan == steps
+    trial.traces = 1
+    assert trial.graph_mismatch() == ""
+    trial.traces = 2
+    assert "traced 2 times, expected once" in trial.graph_mismatch()
 
 
 def test_precision_that_a_row_has_not_is_refused():
