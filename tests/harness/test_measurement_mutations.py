@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, fits, measurement, references
+from harness.measure import clocks, fits, latency, measurement, references
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from harness.record import machine
 from tests.harness import mutants
@@ -300,7 +300,7 @@ def complaints(parts, module) -> list[str]:
         part = parts(module, way, plant)[mode]
         if part["status"] != "failed" or proof not in part["proof"]["failed"] or f"{proof}: " not in part["reason"]:
             found.append(f"{mistake}: {part['status']}, {part['reason']}")
-        if {"blocks_ms", "fit_s", "perplexity", "accuracy", "latency"} & part.keys():
+        if {"blocks_ms", "fit_s", "perplexity", "accuracy", "latency", "one_step", "joules"} & part.keys():
             found.append(f"{mistake}: has figures")
     return found
 
@@ -314,6 +314,36 @@ def is_check(function: str, node: ast.AST) -> bool:
 
 
 MUTANTS = list(mutants.mutants(SOURCE, is_check))
+
+
+def test_joules_are_of_what_is_timed_and_a_row_that_fails_has_none(parts, monkeypatch):
+    monkeypatch.setattr(latency, "JOULES_S", 0.0)
+    monkeypatch.setattr(latency, "BUSY", 0.0)
+    for way in ("steps", "fit", "training"):
+        assert not any("joules" in part for part in parts(measurement, way, lambda trial, runtime: None).values()), way
+    readings = iter(range(0, 10**6, 12))
+    monkeypatch.setattr(measurement.Measurement, "_meter", lambda self: next(readings))
+    batches = 2 * 6 + 6  # of two blocks, and one more where both are late
+    for mode, part in parts(measurement, "steps", lambda trial, runtime: None).items():
+        assert part["joules"]["batch"] in (1.0, 12 / batches), mode
+    [whole] = parts(measurement, "fit", lambda trial, runtime: None).values()
+    assert whole["joules"] == {"training": 12, "epoch": 12.0}
+    [whole] = parts(measurement, "training", lambda trial, runtime: None).values()
+    assert whole["joules"] == {"training": 12, "epoch": 12 / len(whole["epoch_s"])}
+    for mistake in ("timed losses", "NaN in fit", "NaN in a training"):
+        way, mode, _, plant = MISTAKES[mistake]
+        failed = parts(measurement, way, plant)[mode]
+        assert failed["status"] == "failed" and "joules" not in failed
+
+
+def test_single_steps_are_timed_in_the_first_process_alone_and_a_row_that_fails_has_none(parts, monkeypatch):
+    monkeypatch.setattr(clocks, "time_single_steps", lambda *_, **__: [0.25] * 100)
+    for part in parts(measurement, "steps", lambda trial, runtime: None).values():
+        assert part["one_step"] == {"p50_ms": 250.0, "p99_ms": 250.0, "steps": 100}
+    assert not any("one_step" in part for part in parts(measurement, "later", lambda trial, runtime: None).values())
+    way, mode, _, plant = MISTAKES["timed losses"]
+    failed = parts(measurement, way, plant)[mode]
+    assert failed["status"] == "failed" and "one_step" not in failed
 
 
 @pytest.mark.parametrize(("copied", "failed"), [(IN_FIT, []), (IN_FIT + 1, ["host"])])
