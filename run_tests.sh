@@ -56,7 +56,7 @@ if [ $install = yes ] && gpu_answers; then
   for peer in $(wanted_peers); do
     if [ ${#arguments[@]} = 0 ]; then
       pip_install "$venv/$peer" requirements-dev.txt -r "$root/requirements-dev.txt"
-      "$venv/$peer/bin/python" -m pytest -q -m gpu "tests/test_gpu_$peer"*.py
+      "$venv/$peer/bin/python" -m pytest -q -m gpu -k "$peer" "tests/test_gpu_$peer"*.py tests/test_gpu_host_copies.py
     fi
   done
   arguments+=("--ignore-glob=*/test_gpu_torch*" "--ignore-glob=*/test_gpu_jax*")
