@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from models import rows
+from models.reference import expected, networks
 from models.weights import canonical
 from tests.comparing import error
 
@@ -73,6 +74,33 @@ def first_step(model):
     model.restore()
     model.train_steps(1)
     return model.first_gradients()
+
+
+def follows_the_reference_to_rounding(model_of: Callable, ptb: bool):
+    """Assert it, in every mode of a float64 model: by Adam and the mean, or PTB's kind with clipping."""
+    clip_norm = 0.1 if ptb else None
+    reduction, optimizer = ("sum_over_time", networks.SGD(0.5, clip_norm)) if ptb else ("mean", networks.Adam(1e-2))
+    model = (of_ptb if ptb else lambda make, **options: make(**options))(
+        model_of, precision="fp64", clip_norm=clip_norm
+    )
+    reference = expected.language_model(reduction, optimizer, WEIGHTS, STATES, BATCHES, carry_states=ptb)
+    assert error(model.train_steps(6), reference["losses"]) < 1e-13
+    model.restore()
+    outputs = model.outputs()
+    assert max(error(outputs[name], array) for name, array in reference["outputs"].items()) < 1e-13
+    assert error(model.forward_losses(6), reference["forward_losses"]) < 1e-13
+    assert_close(first_step(model), reference["gradients"], 1e-10)
+    model.restore()
+    model.train_steps(3)
+    assert_close({name: array - WEIGHTS[name] for name, array in model.weights().items()}, reference["updates"], 1e-10)
+    model.restore()
+    alone = dict(model.stack_results())
+    assert error(alone.pop("hidden"), reference["stack_outputs"]["hidden"]) < 1e-13
+    assert_close(alone, reference["stack_gradients"], 1e-13)
+    losses = [float(model.stack_alone(model.stack_batches[k % len(BATCHES)])[0]) for k in range(6)]
+    assert error(losses, reference["stack_losses"]) < 1e-13
+    assert outputs["hidden"].dtype == "float64"
+    return model
 
 
 class Way(NamedTuple):

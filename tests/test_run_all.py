@@ -199,7 +199,8 @@ PEERS_CPU = [*TORCH_CPU, "requirements-jax-cpu.lock", NIGHTLY]
 @pytest.mark.parametrize("does, build, peers", [
     (gpu("580.65.06"), "cuda", ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock", NIGHTLY]),
     (gpu("550.54.15"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY]),
-    (gpu("580.65.06", "7.0"), "cuda", ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY]),
+    pytest.param(gpu("580.65.06", "7.0"), "cuda",
+                 ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY], marks=pytest.mark.slow),
     ("exit 9", "cpu", PEERS_CPU),
 ])  # fmt: skip
 def test_peers_are_installed_once_each_in_its_environment_for_the_driver_at_hand(checkout, does, build, peers):

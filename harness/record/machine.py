@@ -20,6 +20,7 @@ from harness.record.frameworks import FRAMEWORKS
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = (*(package for framework in FRAMEWORKS.values() for package in framework.packages), "keras", "numpy", "pandas",
             "tabulate", "tqdm", "matplotlib", "nvidia-ml-py", "psutil", "py-cpuinfo", "scikit-learn")  # fmt: skip
+CPUINFO = Path("/proc/cpuinfo")  # Linux; with the processor's name on x86
 # Environment variables that change what the frameworks and their libraries do. Which GPU is used is in a record anyway; of
 # those that begin with TF_ most are Terraform's. Folders, versions and secrets are nothing that a record should hold.
 STEERING = re.compile(
@@ -165,15 +166,13 @@ def _allowed_processors() -> set[int]:
 def facts(device: str) -> dict:
     """The machine's part of a record's environment; the frameworks add theirs.
 
-    Reads /proc through py-cpuinfo, which takes about a second: once per process, never near a timed region.
+    Once per process, never near a timed region.
     """
-    import cpuinfo
-
     found = {
         "gpu": None,
         "gpu_uuid": None,
         "driver": None,
-        "cpu": cpuinfo.get_cpu_info().get("brand_raw"),
+        "cpu": _processor(),
         "cores": physical_cores(),
         "os": platform.platform(terse=True),
         "python": platform.python_version(),
@@ -190,6 +189,16 @@ def facts(device: str) -> dict:
                 found["gpu_uuid"] = _text(_asked(nvml.nvmlDeviceGetUUID, gpu))
                 found["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
     return found
+
+
+def _processor() -> str | None:
+    """Its name, from where py-cpuinfo looks first; py-cpuinfo itself takes a second of every row's process."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name\s*: (.+)", CPUINFO.read_text(), re.MULTILINE):
+            return found[1].strip()
+    import cpuinfo
+
+    return cpuinfo.get_cpu_info().get("brand_raw")
 
 
 def packages() -> dict[str, str]:

@@ -107,12 +107,13 @@ def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> d
     data = benchmark.load(constants, location)
     if job["task"] == "data":
         return {"facts": data.facts}
-    from harness.measure.measurement import Measurement
-    from harness.measure.references import save_reference
-
     if job["task"] == "reference":
+        from harness.measure.references import save_reference
+
         save_reference(Path(job["path"]), benchmark.reference(constants, data))
         return {}
+    from harness.measure.measurement import Measurement
+
     if "replicas" in job:
         from harness.measure.replicas import ReplicatedMeasurement as Measurement
     elif "options" in job:

@@ -1,4 +1,4 @@
-"""Ten thousand inputs of each kind, 500 by default: every one is taken or refused in one line, in bounded time and memory.
+"""Ten thousand inputs of each kind, 300 by default: every one is taken or refused in one line, in bounded time and memory.
 
 The same inputs every time; another seed: FUZZ_SEED=2. One kind alone: python -m tests.fuzz.drive records 10000 2
 """
@@ -14,7 +14,7 @@ import pytest
 from tests import sizes
 
 PROJECT = Path(__file__).resolve().parents[2]
-INPUTS = sizes.cases(500, 10_000)
+INPUTS = sizes.cases(300, 10_000)
 # Of the inputs of each kind: at least so many are taken, and so many kinds of refusal are reached, so that the fuzz is seen to
 # get past the first check. Of fewer than 10,000 inputs as many are taken in proportion, and a few kinds of refusal.
 DEPTH = {"records": (1000, 40), "compared": (600, 25), "layouts": (800, 25), "runs": (1000, 10), "idx": (500, 20),

@@ -14,7 +14,7 @@ import psutil
 from harness.record import records
 from tests import sizes
 
-KILLS = sizes.cases(10, 50)
+KILLS = sizes.cases(5, 50)
 RUNS = 5  # over which they are spread
 SEED = 6
 ROWS = ("first", "second")

@@ -125,10 +125,13 @@ def test_driver_without_a_gpu_counts_as_none(nvml):
     assert sampler.percent is None
 
 
-@pytest.fixture
-def fresh_facts(monkeypatch):
-    """Facts are read once per process: here once per test, without the second that py-cpuinfo takes."""
-    monkeypatch.setitem(sys.modules, "cpuinfo", SimpleNamespace(get_cpu_info=lambda: {"brand_raw": "Some CPU"}))
+@pytest.fixture(params=["", "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu\n"], ids=["py-cpuinfo", "/proc"])
+def fresh_facts(request, tmp_path, monkeypatch):
+    """Facts are read once per process: here once per test. Some systems do not name the processor in /proc."""
+    (tmp_path / "cpuinfo").write_text(request.param)
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    asked = SimpleNamespace(get_cpu_info=lambda: {"brand_raw": "Some CPU"})
+    monkeypatch.setitem(sys.modules, "cpuinfo", None if request.param else asked)  # None: import raises
     machine.facts.cache_clear()
     yield
     machine.facts.cache_clear()
@@ -142,26 +145,31 @@ def test_facts_of_a_machine_without_a_gpu(no_nvml, fresh_facts):
     assert datetime.datetime.fromisoformat(found["date"]).utcoffset() == datetime.timedelta(0)
 
 
-@pytest.mark.parametrize(("name", "steers"), [
-    ("XLA_FLAGS", True), ("TF_XLA_FLAGS", True), ("TF_ENABLE_ONEDNN_OPTS", True), ("NVIDIA_TF32_OVERRIDE", True),
-    ("TORCHINDUCTOR_MAX_AUTOTUNE", True), ("CUDA_LAUNCH_BLOCKING", True), ("CUBLASLT_WORKSPACE_SIZE", True), ("LD_PRELOAD", True),
-    ("OMP_NUM_THREADS", True), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", True), ("JAX_PLATFORMS", True), ("TF_VAR_password", False),
-    ("TF_TOKEN_app_terraform_io", False), ("TF_LOG", False), ("TF_CPP_MIN_LOG_LEVEL", False), ("PYTORCH_TOKEN", False),
-    ("TORCH_HOME", False), ("TRITON_CACHE_DIR", False), ("CUDNN_VERSION", False), ("CUDA_HOME", False), ("PATH", False),
-    ("AXLA_FLAGS", False),
-])  # fmt: skip
-def test_variables_that_steer_a_framework_are_facts_and_secrets_are_not(name, steers):
+STEERING = (
+    "XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "NVIDIA_TF32_OVERRIDE", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "CUDA_LAUNCH_BLOCKING", "CUBLASLT_WORKSPACE_SIZE", "LD_PRELOAD", "OMP_NUM_THREADS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "JAX_PLATFORMS",
+)  # fmt: skip
+OTHERS = (
+    "TF_VAR_password", "TF_TOKEN_app_terraform_io", "TF_LOG", "TF_CPP_MIN_LOG_LEVEL", "PYTORCH_TOKEN", "TORCH_HOME",
+    "TRITON_CACHE_DIR", "CUDNN_VERSION", "CUDA_HOME", "AXLA_FLAGS",
+)  # fmt: skip
+
+
+def test_variables_that_steer_a_framework_are_facts_and_secrets_are_not():
     """In a process of its own: they are read once, before a framework may have added its own."""
     code = "import json; from harness.record import machine; print(json.dumps(machine.facts('cpu')['variables']))"
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(machine.PROJECT), name: "1"}
-    if name == "LD_PRELOAD":
-        environment[name] = ""  # of a library that is not there the loader complains
-    if name == "PATH":
-        environment[name] = os.environ["PATH"]
+    steering = dict.fromkeys(STEERING, "1") | {"LD_PRELOAD": ""}  # of a library that is not there the loader complains
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(machine.PROJECT),
+        **dict.fromkeys(OTHERS, "1"),
+        **steering,
+    }
     found = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
-    assert json.loads(found) == ({name: environment[name]} if steers else {})
+    assert json.loads(found) == steering
 
 
 # -- with one ----------------------------------------------------------------------------------------------------------

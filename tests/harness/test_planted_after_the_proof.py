@@ -165,7 +165,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("workload", ["stacked_lm", "ptb"])
+# ptb by default: test_clipping_is_held_on_both_sides_of_its_bound, where no clipping is wrong.
+@pytest.mark.parametrize("workload", ["stacked_lm", pytest.param("ptb", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_row_as_it_is_holds_in_every_mode(part_of, trials, framework, workload):
     for mode in ("train", "forward", "stack"):

@@ -4,6 +4,7 @@ Every model goes through harness.measure.measurement.Measurement as a row's proc
 part of a record.
 """
 
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -72,27 +73,28 @@ def language_model(row: str = "unrolled", *, network=None, stack=None, optimizer
     )  # fmt: skip
 
 
+@functools.cache
+def unmodified(row: str, precision: str = "fp32"):
+    """The row's model, made and traced once for all tests that change nothing in it."""
+    return language_model(row, precision=precision)
+
+
 # -- the rows as they are ----------------------------------------------------------------------------------------------
 
 
-SLOW = {
-    ("wavefront", "fp16"),
-    ("wavefront", "bf16"),
-    ("eager", "bf16"),
-    ("while_loop", "bf16"),
-}  # of each mode XLA compiles a program
+BY_DEFAULT = {("unrolled", "fp16"), ("keras", "bf16")}  # of 16 bits; others: tests/models/test_language_model.py
 
 
 @pytest.mark.parametrize(
     ("row", "precision"),
     [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case in SLOW))
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[1] != "fp32" and case not in BY_DEFAULT))
         for case in itertools.product(ON_CPU, DTYPES)
         if case[1] in rows.TENSORFLOW[case[0]].precisions
     ],
 )
 def test_unmodified_row_is_proven_and_timed(measure, row, precision):
-    parts = measure(language_model(row, precision=precision), row, precision)
+    parts = measure(unmodified(row, precision), row, precision)
     for mode, part in parts.items():
         assert part["status"] == "ok", f"{mode}: {part['reason']}"
         assert len(part["blocks_ms"]) == 2 and min(part["blocks_ms"]) > 0
@@ -328,7 +330,7 @@ def test_layer_outside_the_update_fails_it_with_an_error_of_exactly_one(measure,
     ],
 )
 def test_row_that_runs_another_kernel_than_it_names_fails_that_alone(measure, runs, named):
-    for mode, part in measure(language_model(runs), named).items():
+    for mode, part in measure(unmodified(runs), named).items():
         assert part["status"] == "failed" and part["proof"]["failed"] == ["kernel"], f"{mode}: {part['reason']}"
         assert "blocks_ms" not in part and part["reason"].startswith("kernel: op ")
 
@@ -372,7 +374,7 @@ def test_tf32_labelled_fp32_fails_its_outputs(measure, tf32_products):
 @pytest.mark.parametrize("row", ["keras", "block_fused"])
 @pytest.mark.parametrize("label", ["tf32", "fp16", "bf16"])
 def test_fp32_labelled_otherwise_fails_its_precision(measure, row, label):
-    for part in measure(language_model(row), row, label).values():
+    for part in measure(unmodified(row), row, label).values():
         assert part["status"] == "failed" and part["proof"]["failed"] == ["precision"]
 
 
@@ -381,5 +383,5 @@ def test_fp32_labelled_otherwise_fails_its_precision(measure, row, label):
     [("fp16", "fp32"), ("fp16", "tf32"), ("fp16", "bf16"), ("bf16", "fp32"), ("bf16", "tf32"), ("bf16", "fp16")],
 )
 def test_16_bits_labelled_otherwise_fail_their_precision(measure, computed, label):
-    for part in measure(language_model("keras", precision=computed), "keras", label).values():
+    for part in measure(unmodified("keras", computed), "keras", label).values():
         assert part["status"] == "failed" and "precision" in part["proof"]["failed"]

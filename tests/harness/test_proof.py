@@ -55,7 +55,7 @@ def test_honest_row_passes_every_check_with_finite_errors_in_its_record():
 
 
 def test_planted_mistakes_fail_by_name_and_with_a_reason_and_honest_rows_pass():
-    assert complaints() == []
+    assert list(complaints()) == []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

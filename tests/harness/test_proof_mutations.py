@@ -19,20 +19,20 @@ MUTANTS = list(mutants.mutants(SOURCE))
 @pytest.mark.parametrize("tree_of", [tree_of for _, tree_of in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
 def test_a_check_that_is_skipped_lets_a_mistake_through(tree_of, tmp_path):
     mutant = mutants.load(tree_of(), tmp_path / "mutant.py")
-    assert complaints(mutant.Proof) or complaints_of_modes(mutant.Kernel)
+    assert any(complaints(mutant.Proof)) or complaints_of_modes(mutant.Kernel)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_copy_without_a_change_has_nothing_to_complain_of(tmp_path):
     unchanged = mutants.load(ast.parse(SOURCE.read_text()), tmp_path / "mutant.py")
-    assert complaints(unchanged.Proof) == complaints_of_modes(unchanged.Kernel) == []
+    assert [*complaints(unchanged.Proof), *complaints_of_modes(unchanged.Kernel)] == []
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", ["SPREAD_LIMIT", "DROPOUT_SPREAD_LIMIT", "MEANS_LIMIT"])
 def test_a_limit_on_the_spread_that_is_lifted_lets_a_mistake_through(name, monkeypatch):
     monkeypatch.setattr(proof, name, math.inf)
-    assert complaints()
+    assert any(complaints())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -40,4 +40,4 @@ def test_a_limit_on_the_spread_that_is_lifted_lets_a_mistake_through(name, monke
 def test_a_limit_of_the_errors_that_is_lifted_lets_a_mistake_through(field, monkeypatch):
     lifted = 0.0 if field == "outputs_at_least" else math.inf
     monkeypatch.setattr(proof, "LIMITS", {p: limit._replace(**{field: lifted}) for p, limit in proof.LIMITS.items()})
-    assert complaints()
+    assert any(complaints())

@@ -46,21 +46,20 @@ def test_resume_runs_rows_again_that_ran_on_other_data(stub):
     assert stub.rows_started() == ["first 0"]
 
 
-@pytest.mark.parametrize("installed, runs_again", [
+INSTALLED = (
     ({"tensorflow": "2.21.0", "numpy": "2.4.6", "torch": "2.13.0"}, False),  # the peers, since then
     ({"tensorflow": "2.22.0", "numpy": "2.4.6"}, True),
     ({"tensorflow": "2.21.0", "numpy": "2.5.0"}, True),
-])  # fmt: skip
-def test_resume_runs_rows_again_whose_own_packages_changed(stub, monkeypatch, installed, runs_again):
+)
+
+
+def test_resume_runs_rows_again_whose_own_packages_changed(stub, monkeypatch):
     assert stub.main("--rows=first") == 0
-    for mode in ("forward", "train"):
-        record = stub.record("first", mode)
-        record["environment"]["packages"] = {"tensorflow": "2.21.0", "numpy": "2.4.6"}
-        records.write_record(stub.out, record)
-    stub.starts()
-    monkeypatch.setattr(machine, "packages", lambda: installed)
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"] * runs_again
+    for installed, runs_again in INSTALLED:
+        change(stub, packages={"tensorflow": "2.21.0", "numpy": "2.4.6"})
+        monkeypatch.setattr(machine, "packages", lambda installed=installed: installed)
+        assert stub.main("--rows=first", "--resume") == 0
+        assert stub.rows_started() == ["first 0"] * runs_again, installed
 
 
 def test_resume_gives_a_row_the_processes_that_it_lacks(stub):
@@ -89,10 +88,7 @@ def change(stub, **facts):
     stub.starts()
 
 
-@pytest.mark.parametrize("key, value", [
-    ("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"}),
-])  # fmt: skip
-def test_resume_runs_rows_again_that_ran_with_other_software(stub, key, value):
+def test_resume_runs_rows_again_that_ran_with_other_software(stub):
     here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
     here["variables"] = {
         **machine.VARIABLES,
@@ -102,23 +98,30 @@ def test_resume_runs_rows_again_that_ran_with_other_software(stub, key, value):
     change(stub, **here, driver=None)
     assert stub.main("--processes=2", "--rows=first", "--resume") == 0
     assert stub.rows_started() == ["first 1"], "on this very machine its processes count"
-    change(stub, **{key: value})
-    assert stub.main("--processes=2", "--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0", "first 1"]
-    assert key not in stub.record("first")["environment"]
+    for key, value in (("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"})):
+        change(stub, **{key: value})
+        assert stub.main("--processes=2", "--rows=first", "--resume") == 0
+        assert stub.rows_started() == ["first 0", "first 1"], key
+        assert key not in stub.record("first")["environment"]
 
 
-@pytest.mark.parametrize("then, now, runs_again", [
+DIFFS = (  # in the record, now, and whether the row runs again
     ({"diff": "a1"}, "a1", False), ({"diff": None}, None, False), ({"dirty": True, "diff": "a1"}, "a1", False),
     ({"diff": "a1"}, None, True), ({"diff": None}, "a1", True), ({"diff": "a1"}, "b2", True), ({"dirty": True}, None, True),
     ({"commit": "b", "diff": None}, None, True),
-])  # fmt: skip
-def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch, then, now, runs_again):
+)  # fmt: skip
+
+
+def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch):
     assert stub.main("--rows=first") == 0
-    change(stub, **then)
-    monkeypatch.setattr(machine, "diff", lambda: now)
-    assert stub.main("--rows=first", "--resume") == 0
-    assert stub.rows_started() == ["first 0"] * runs_again
+    measured = {mode: stub.record("first", mode) for mode in ("forward", "train")}
+    for then, now, runs_again in DIFFS:
+        for record in measured.values():
+            records.write_record(stub.out, record)
+        change(stub, **then)
+        monkeypatch.setattr(machine, "diff", lambda now=now: now)
+        assert stub.main("--rows=first", "--resume") == 0
+        assert stub.rows_started() == ["first 0"] * runs_again, (then, now)
 
 
 def test_resume_trusts_no_record_of_an_earlier_commit_where_changes_are_uncommitted_now(stub, monkeypatch):

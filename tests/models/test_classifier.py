@@ -67,7 +67,18 @@ KERNELS = {
 ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_default"}}  # Keras' loop on a CPU
 
 
-@pytest.mark.parametrize(("row", "precision"), [*((row, "fp32") for row in ROWS), ("keras", "fp16"), ("keras", "bf16")])
+@pytest.mark.parametrize(
+    ("row", "precision"),
+    [
+        # By default not the loop of keras again, nor the program of wavefront_loop without its loop.
+        *(
+            pytest.param(row, "fp32", marks=[pytest.mark.slow] * (row in ("keras_default", "wavefront")))
+            for row in ROWS
+        ),
+        ("keras", "fp16"),
+        pytest.param("keras", "bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runtime):
     trial = cases.classifier(row, precision)
     proof = cases.prove_fit(trial, precision, KERNELS[row], tensorflow_runtime)

@@ -1,6 +1,7 @@
 """What a classifier with a training loop of its own promises, in PyTorch and in JAX: the proof's methods, and a training."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -45,9 +46,15 @@ def any_trial_of(request):
     return (WAYS | CAPTURED)[request.param]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_restore_is_exact_and_load_makes_other_weights_the_start(any_trial_of, precision):
-    trial = any_trial_of(precision=precision, rates=RATES, loss_scale=64.0)
+@pytest.mark.parametrize(
+    ("way", "precision"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "bf16" or case == ("torch, captured", "fp16")))
+        for case in itertools.product(WAYS | CAPTURED, ("fp32", "fp16", "bf16"))
+    ],
+)
+def test_restore_is_exact_and_load_makes_other_weights_the_start(way, precision):
+    trial = (WAYS | CAPTURED)[way](precision=precision, rates=RATES, loss_scale=64.0)
     assert_same(trial.weights(), WEIGHTS)
     losses, trained = trial.train_steps(3), trial.weights()
     assert all((trained[name] != WEIGHTS[name]).any() for name in WEIGHTS)
@@ -71,9 +78,16 @@ def test_rate_that_does_not_fall_is_another_update(trial_of):
     assert min(error(updates[name], array) for name, array in reference["updates"].items()) > 0.02
 
 
-@pytest.mark.parametrize("rates", [RATES, *map(tuple, np.diag(RATES).tolist())])
-def test_proof_runs_without_dropout_and_the_timed_steps_with_it(trial_of, rates):
-    trial, plain = trial_of(rates=rates), trial_of()
+@pytest.mark.parametrize(
+    ("way", "rates"),
+    [
+        pytest.param(way, rates, marks=[pytest.mark.slow] * (way == "jax" and rates != RATES))  # each is compiled anew
+        for way in WAYS
+        for rates in (RATES, *map(tuple, np.diag(RATES).tolist()))
+    ],
+)
+def test_proof_runs_without_dropout_and_the_timed_steps_with_it(way, rates):
+    trial, plain = WAYS[way](rates=rates), WAYS[way]()
     np.testing.assert_allclose(trial.train_steps(3), plain.train_steps(3), rtol=1e-5)
     with pytest.raises(KeyboardInterrupt), trial.without_dropout():
         raise KeyboardInterrupt  # a step that fails puts the rates back too
@@ -100,8 +114,15 @@ def learnable(count):
     return x, x[..., :CLASSES].sum(axis=1).argmax(axis=1)
 
 
-@pytest.mark.parametrize(("way", "precision"), [("torch", "fp32"), ("torch, captured", "fp32"), ("torch, captured", "fp16"),
-                                                ("jax", "fp32")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "precision"),
+    [
+        ("torch", "fp32"),
+        ("torch, captured", "fp32"),
+        pytest.param("torch, captured", "fp16", marks=pytest.mark.slow),
+        ("jax", "fp32"),
+    ],
+)
 def test_fit_learns_and_feeds_the_clock(way, precision, capsys):
     x, y = learnable(40 * BATCH)
     test = learnable(25)

@@ -63,7 +63,7 @@ def assert_same(usual, looped):
         pytest.param(6 * BATCH + 5, marks=pytest.mark.slow),  # 4, 2 and a smaller batch
         8 * BATCH + 5,  # twice 4, and the smaller batch alone
         pytest.param(2 * BATCH, marks=pytest.mark.slow),  # fewer than 4
-        5,  # less than a batch
+        pytest.param(5, marks=pytest.mark.slow),  # less than a batch
     ],
 )
 def test_history_weights_and_optimizer_are_those_of_keras(rows):

@@ -107,8 +107,9 @@ def test_skip_input_is_a_linear_input_by_identity_matrices(mode):
 # --- gradients ----------------------------------------------------------------------------------------------------------
 
 
+# By default of one mode: those of all are compared with PyTorch's above.
 @pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.slow), (2, 1)], ids=["full", "lengths"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.slow] * (m != "lstm")) for m in MODES])
 def test_gradients_are_those_of_finite_differences(mode, lengths):
     stack = CLASSES[mode](2, 2, 1, direction="bidirectional", dtype=tf.float64, use_cudnn=False)
     given = cudnn_cases.arguments(stack, time=2, batch=2)

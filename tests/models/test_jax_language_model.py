@@ -1,11 +1,8 @@
 """The language model in JAX alone: the proof of its row, its program and its dropout. The rest: test_language_models.py."""
 
-import functools
-
 import numpy as np
 import pytest
 
-from models.reference import expected, networks
 from models.weights import canonical
 from tests import cases, jax_cases
 from tests.comparing import error
@@ -13,17 +10,12 @@ from tests.language_models import (
     BATCH,
     BATCHES,
     LAYERS,
-    STATES,
     TIME,
     UNITS,
     VOCABULARY,
-    WEIGHTS,
-    assert_close,
-    of_ptb,
+    follows_the_reference_to_rounding,
 )
 from tests.language_models import in_jax as model_of
-
-ptb_model = functools.partial(of_ptb, model_of)
 
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("jax_runtime")
@@ -46,7 +38,7 @@ def unroll(request, monkeypatch):
     [
         ("fp32", True),
         ("fp16", False),
-        ("bf16", False),
+        pytest.param("bf16", False, marks=pytest.mark.slow),
         pytest.param(
             "fp32", False, marks=pytest.mark.slow
         ),  # test_planted_after_the_proof.py has it too, in every mode
@@ -70,29 +62,8 @@ def test_float16_fails_the_proof_of_fp32(jax_runtime):
 @pytest.mark.slow
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
 def test_float64_model_follows_the_reference_to_rounding(ptb, unroll, jax_float64):
-    clip_norm = 0.1 if ptb else None
-    model = (ptb_model if ptb else model_of)(precision="fp64", clip_norm=clip_norm)
-    optimizer = networks.SGD(0.5, clip_norm) if ptb else networks.Adam(1e-2)
-    reference = expected.language_model(
-        "sum_over_time" if ptb else "mean", optimizer, WEIGHTS, STATES, BATCHES, carry_states=ptb
-    )
-    assert error(model.train_steps(6), reference["losses"]) < 1e-13
-    model.restore()
-    outputs = model.outputs()
-    assert max(error(outputs[name], array) for name, array in reference["outputs"].items()) < 1e-13
-    assert error(model.forward_losses(6), reference["forward_losses"]) < 1e-13
-    model.train_steps(1)
-    assert_close(model.first_gradients(), reference["gradients"], 1e-10)
-    model.restore()
-    model.train_steps(3)
-    assert_close({name: array - WEIGHTS[name] for name, array in model.weights().items()}, reference["updates"], 1e-10)
-    model.restore()
-    alone = dict(model.stack_results())
-    assert error(alone.pop("hidden"), reference["stack_outputs"]["hidden"]) < 1e-13
-    assert_close(alone, reference["stack_gradients"], 1e-13)
-    assert {str(array.dtype) for array in model.parameters} == {"float64"} and outputs["hidden"].dtype == "float64"
-    losses = [float(model.stack_alone(model.stack_batches[k % len(BATCHES)])[0]) for k in range(6)]
-    assert error(losses, reference["stack_losses"]) < 1e-13
+    model = follows_the_reference_to_rounding(model_of, ptb)
+    assert {str(array.dtype) for array in model.parameters} == {"float64"}
 
 
 @pytest.mark.slow

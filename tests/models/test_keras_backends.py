@@ -74,7 +74,8 @@ def _found(row: str, device: str, precision: str) -> dict:
 @pytest.mark.parametrize(
     ("row", "precision"),
     [
-        *((row, "fp32") for row in ON_CPU),
+        # By default keras_torch is proven in test_keras_language_model.py.
+        *(pytest.param(row, "fp32", marks=[pytest.mark.slow] * (row == "keras_torch")) for row in ON_CPU),
         *(pytest.param("keras_jax", half, marks=pytest.mark.slow) for half in ("fp16", "bf16")),
     ],
 )

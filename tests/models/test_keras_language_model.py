@@ -1,24 +1,25 @@
 """The Keras model on JAX and on PyTorch, each in a process of its own: Keras has one backend per process."""
 
-import importlib.util
+import itertools
 
 import pytest
 
 from models import rows
 from tests import cases, jax_cases
 
-ROWS = [
-    pytest.param(row, marks=pytest.mark.skipif(not importlib.util.find_spec(made.framework), reason="not installed"))
-    for row, made in (rows.JAX | rows.KERAS).items()
-    if row.startswith("keras") and not made.needs_gpu
-]
+ROWS = [row for row, made in (rows.JAX | rows.KERAS).items() if row.startswith("keras") and not made.needs_gpu]
+BY_DEFAULT = ("keras_torch", "fp32")  # keras_jax: test_keras_backends.py
 
 
 @pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(half, marks=pytest.mark.slow) for half in ("fp16", "bf16"))]
+    ("row", "precision"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case != BY_DEFAULT))
+        for case in itertools.product(ROWS, ("fp32", "fp16", "bf16"))
+    ],
 )
-@pytest.mark.parametrize("row", ROWS)
 def test_row_passes_its_proof(row, precision):
+    pytest.importorskip(rows.LANGUAGE_MODEL[row].framework)
     found = jax_cases.proofs_of(row, "cpu", precision)
     behaviour = found.pop("behaviour")
     assert set(found) == {"stacked_lm train", "stacked_lm forward", "stacked_lm stack", "ptb train"}

@@ -1,6 +1,7 @@
 """The language model in TensorFlow alone: its rows' proofs, its traces and its dropout. The rest: test_language_models.py."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -21,13 +22,18 @@ ptb_model = functools.partial(of_ptb, model_of)
 ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 
 
-# Adam and the mean: every row has them in tests/harness/test_planted_mistakes.py too.
+# Every row has Adam and the mean in tests/harness/test_planted_mistakes.py too, while_loop dropout in test_dropout.py; eager
+# and static_eager are the stacks of unrolled and static_graph.
+BY_DEFAULT = {(row, True) for row in ROWS} - {("eager", True), ("static_eager", True), ("while_loop", True)}
+
+
 @pytest.mark.parametrize(
-    "ptb",
-    [pytest.param(False, marks=pytest.mark.slow), True],
-    ids=["adam, mean", "sgd, clipped, dropout, states carried"],
+    ("row", "ptb"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in BY_DEFAULT))
+        for case in itertools.product(ROWS, (False, True))
+    ],
 )
-@pytest.mark.parametrize("row", ROWS)
 def test_row_passes_its_proof(row, ptb, tensorflow_runtime):
     trial, reference = cases.language_model(row, "fp32", ptb), cases.language_model_reference(ptb)
     for mode in ("train", "forward", "stack"):
@@ -87,7 +93,7 @@ def test_a_gradient_tape_sees_a_step():
     assert tape.gradient(product, x).numpy() == 2
 
 
-@pytest.mark.parametrize("row", ["while_loop", "block_fused", "wavefront"])
+@pytest.mark.parametrize("row", ["while_loop", "block_fused", pytest.param("wavefront", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_what_is_traced_beforehand_is_what_runs(row, precision):
     model = model_of(row, precision)

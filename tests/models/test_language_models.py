@@ -53,8 +53,16 @@ def assert_same_states(given, wanted, dtype="float32"):
 # --- restore ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ptb", [False, True], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    ("ptb", "precision"),
+    [
+        pytest.param(ptb, precision, id=f"{'sgd' if ptb else 'adam'}-{precision}", marks=[pytest.mark.slow] * is_slow)
+        for ptb, precision, is_slow in [
+            (False, "fp32", False), (True, "fp16", False),
+            (True, "fp32", True), (False, "fp16", True), (False, "bf16", True), (True, "bf16", True),
+        ]
+    ],
+)  # fmt: skip
 def test_restore_is_exact_for_weights_optimizer_and_states(any_way, ptb, precision):
     make = functools.partial(of_ptb, any_way.model_of) if ptb else any_way.model_of
     model = make(precision=precision, loss_scale=64.0)

@@ -282,14 +282,25 @@ OPTIMIZERS = {  # ours, Keras', limit on the relative error of the updates and o
 }
 
 
+BY_DEFAULT = ("language model, mean",)  # with every optimizer; the others with one, and with --all with every one
+
+
 def test_adam_starts_from_keras_defaults(keras):
     theirs, ours = keras.optimizers.Adam().get_config(), Adam()
     for name in ("learning_rate", "beta_1", "beta_2", "epsilon"):
         assert theirs[name] == pytest.approx(getattr(ours, name), rel=1e-7), name  # Keras: through float32
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "optimizer"),
+    [
+        pytest.param(
+            case, optimizer, marks=[pytest.mark.slow] * (case not in BY_DEFAULT and optimizer != "sgd, clipped")
+        )
+        for case in CASES
+        for optimizer in OPTIMIZERS
+    ],
+)
 def test_trajectory_matches_keras_in_float64(keras, case, optimizer):
     tf = pytest.importorskip("tensorflow")
     model, weights, batches, states = CASES[case]

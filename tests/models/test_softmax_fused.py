@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import rows
 from models.wavefront import softmax
 from models.wavefront.softmax_loss import NEVER, padded_size
-from tests import cases
+from tests import cases, sizes
 from tests.models.emulated_kernels import H200, emulated
 
 # Of the gradients by logits, which are rounded once; the others are float32.
@@ -188,9 +188,10 @@ def test_bias_of_another_size_is_an_error():
 
 
 @needs_compiler
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("ptb", [False, True])
-@pytest.mark.parametrize("row", ["eager", "wavefront"])  # batch-major, time-major
+@pytest.mark.parametrize(
+    ("row", "ptb", "precision"),
+    sizes.half(("eager", "wavefront"), (False, True), ("fp32", "fp16")),  # batch-major, time-major
+)
 def test_language_model_trains_as_without_it(monkeypatch, folder, row, precision, ptb):
     """Losses, the first gradients and the weights after two steps: mean loss and Adam; sum over time and SGD."""
     monkeypatch.setattr(cases, "CLIP_NORM", 1e9)  # clipping would take a wrong factor off again

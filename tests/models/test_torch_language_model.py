@@ -12,7 +12,19 @@ from models.pytorch.language_model import COMPUTE_DTYPE
 from models.reference import expected, networks
 from tests import cases, torch_cases
 from tests.comparing import error
-from tests.language_models import BATCHES, LAYERS, STATES, TOKENS, WEIGHTS, assert_close, assert_same, of_ptb
+from tests.language_models import (
+    BATCHES,
+    FLOAT32,
+    LAYERS,
+    STATES,
+    TOKENS,
+    WEIGHTS,
+    assert_close,
+    assert_same,
+    first_step,
+    follows_the_reference_to_rounding,
+    of_ptb,
+)
 from tests.language_models import in_pytorch as model_of
 
 ptb_model = functools.partial(of_ptb, model_of)
@@ -25,22 +37,18 @@ CAPTURED = [
 ]  # of which PyTorch compiles the whole network
 
 
-def reference_of(ptb, clip_norm=None):
-    optimizer = networks.SGD(0.5, clip_norm) if ptb else networks.Adam(1e-2)
-    return expected.language_model("sum_over_time" if ptb else "mean", optimizer, WEIGHTS, STATES, BATCHES, ptb)
-
-
 # --- against the reference ----------------------------------------------------------------------------------------------
 
 
 PROOFS = [
-    (row, ptb) for row in ROWS for ptb in (False, True) if (row, ptb) != ("torch_compile", True)
-]  # 1 min to compile
+    pytest.param(row, ptb, id=f"{row}, {'ptb' if ptb else 'stacked lm'}", marks=[pytest.mark.slow] * (row not in EAGER))
+    for row in ROWS
+    for ptb in (False, True)
+    if (row, ptb) != ("torch_compile", True)
+]  # 1 min to compile: test_compiled_cells_follow_the_reference_over_two_steps
 
 
-@pytest.mark.parametrize(
-    ("row", "ptb"), PROOFS, ids=[f"{row}, {'ptb' if ptb else 'stacked lm'}" for row, ptb in PROOFS]
-)
+@pytest.mark.parametrize(("row", "ptb"), PROOFS)
 def test_row_passes_its_proof(row, ptb):
     runtime = torch_cases.make_runtime("cpu", "fp32")
     trial, reference = torch_cases.language_model(row, "fp32", ptb), cases.language_model_reference(ptb)
@@ -51,8 +59,20 @@ def test_row_passes_its_proof(row, ptb):
         assert proof.record()["ok"], f"{mode}: {proof.record()['reason']}"
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("row", EAGER)
+def test_compiled_cells_follow_the_reference_over_two_steps():
+    """Of time: what is compiled holds every step of every layer."""
+    batches = [tuple(ids[:, :2] for ids in batch) for batch in BATCHES]
+    model = model_of("torch_compile", batches=batches)
+    reference = expected.language_model("mean", networks.Adam(1e-2), WEIGHTS, STATES, batches, False)
+    assert error(model.train_steps(6), reference["losses"]) < FLOAT32
+    assert_close(first_step(model), reference["gradients"])
+
+
+@pytest.mark.parametrize(
+    ("row", "precision"),
+    [pytest.param(row, "fp16", marks=[pytest.mark.slow] * (row in ("torch_cells", "torch_static"))) for row in EAGER]
+    + [pytest.param(row, "bf16", marks=[pytest.mark.slow] * (row != "torch_cells")) for row in EAGER],
+)
 def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision):
     runtime = torch_cases.make_runtime("cpu", precision)
     trial, reference = torch_cases.language_model(row, precision), cases.language_model_reference()
@@ -64,24 +84,7 @@ def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision):
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
 @pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
 def test_float64_model_follows_the_reference_to_rounding(row, ptb):
-    clip_norm = 0.1 if ptb else None
-    model = (ptb_model if ptb else model_of)(row=row, precision="fp64", clip_norm=clip_norm)
-    reference = reference_of(ptb, clip_norm)
-    assert error(model.train_steps(6), reference["losses"]) < 1e-13
-    model.restore()
-    outputs = model.outputs()
-    assert max(error(outputs[name], array) for name, array in reference["outputs"].items()) < 1e-13
-    model.train_steps(1)
-    assert_close(model.first_gradients(), reference["gradients"], 1e-10)
-    model.restore()
-    model.train_steps(3)
-    assert_close({name: array - WEIGHTS[name] for name, array in model.weights().items()}, reference["updates"], 1e-10)
-    model.restore()
-    alone = dict(model.stack_results())
-    assert error(alone.pop("hidden"), reference["stack_outputs"]["hidden"]) < 1e-13
-    assert_close(alone, reference["stack_gradients"], 1e-13)
-    losses = [model.stack_alone(model.stack_batches[k % len(BATCHES)])[0].item() for k in range(6)]
-    assert error(losses, reference["stack_losses"]) < 1e-13
+    follows_the_reference_to_rounding(functools.partial(model_of, row=row), ptb)
 
 
 def test_plain_adam_of_pytorch_misses_keras_update_and_ours_does_not():

@@ -72,7 +72,7 @@ def test_less_precision_gives_the_same_within_its_rounding(policy):
         assert error(tf.cast(given, "float64"), expected) < LIMITS[policy]
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_mixed_precision_trains_float32_weights(policy):
     made = layer(2, dtype=policy, layer_normalization=True)
     dense = keras.layers.Dense(1, kernel_initializer="ones", dtype="float32")

@@ -10,6 +10,7 @@ from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.wavefront.schedule import UNROLL, advance
 from models.wavefront.stack import TURNS_FROM_BYTES, LayerWeights, bidirectional_stack, layers_together, lstm_stack
 from models.weights import layouts
+from tests import sizes
 from tests.comparing import error
 from tests.cudnn_layer_cases import random
 from tests.wavefront_cases import along, numpy_stack, parameters
@@ -155,7 +156,7 @@ def schedules(num_layers):
     return sorted({1, num_layers})
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_layers", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_outputs_states_and_all_gradients_match_the_reference_at_every_number_of_steps(num_layers):
     """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end."""
     case = Case(num_layers, 40)
@@ -289,8 +290,7 @@ def test_layers_take_turns_where_a_step_waits_for_its_weights():
 # --- what 16 bits must not lose -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("forget", [0.9975, 0.9985, 0.9998])
+@pytest.mark.parametrize(("dtype", "forget"), sizes.half(("float16", "bfloat16"), (0.9975, 0.9985, 0.9998)))
 def test_a_gradient_survives_400_steps_of_a_forget_gate_near_one(dtype, forget):
     """d c_T / d c_0 is f^T; f itself, rounded to 16 bits, is another number, and 1 for the larger ones."""
     steps, bias = 400, np.log(forget / (1 - forget))
