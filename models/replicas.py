@@ -109,3 +109,20 @@ class Replica(trial.LanguageModelTrial):
 
     def _staged_targets(self, targets: np.ndarray) -> Any:
         return super()._staged_targets(part_of(targets, self.group.rank, self.group.size))
+
+
+class ShardedReplica(Replica):
+    """The same where this process has all replicas, each on a device, and a tensor is one jax.Array over all of these devices.
+
+    A tensor of the batch has an equal part of it on each device, in the order of the replicas; a weight lies on each as a whole.
+    """
+
+    def own_parts(self, tensor):
+        return [np.array(shard.data) for shard in tensor.addressable_shards]
+
+    def own_weights(self):
+        return [list(own) for own in zip(*map(self.own_parts, self._tensors()), strict=True)]
+
+    def _tensors(self) -> Sequence:
+        """All weights now, on the devices."""
+        return self._weights()
