@@ -76,7 +76,10 @@ class Replica(trial.LanguageModelTrial):
 
     def _joined(self, own: Sequence[np.ndarray], axis: int) -> np.ndarray:
         """The parts of all replicas, joined along an axis; own: those of this process."""
-        return np.concatenate([part for parts in self.group.gather(np.stack(own)) for part in parts], axis)
+        stacked = np.stack(own)
+        if stacked.dtype.kind == "V":  # bfloat16, which NumPy's format of files does not know
+            stacked = stacked.astype(np.float32)
+        return np.concatenate([part for parts in self.group.gather(stacked) for part in parts], axis)
 
     def train(self, batch: Any) -> Any:
         self.group.beat()

@@ -103,6 +103,14 @@ def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, 
     assert ran.status == 0 and "Weak scaling" in (ran.out / "multi_gpu.md").read_text()
 
 
+@slow
+def test_replicas_in_bfloat16_are_proven(script):
+    """What they tell each other are files of NumPy's, which know no bfloat16."""
+    needs_peers("jax")
+    ran = script("--config=quick", "--precision=bf16", "--rows=jax_sharded,keras_jax_parallel")
+    assert [record["reason"] for record in ran.records.values()] == ["", ""] and ran.status == 0
+
+
 @pytest.mark.parametrize(
     "row, plant",
     [
