@@ -146,7 +146,7 @@ LAYOUT = {
         "A block took as long as in the worker where it took longest. Communication: the time of NCCL's kernels in a profiled "
         "step, of which a part may overlap with the backward pass; it includes waiting for the other GPU.",
         "Published: the tutorial's BasicLSTMCell, large config, on two NVIDIA Tesla P40, TensorFlow 1.8; 15,000 words/s on one.",
-        "On a CPU replicas are processes, or TensorFlow's logical devices, of one machine, which share its cores: such figures "
+        "On a CPU replicas are processes, or devices that TensorFlow or JAX make of one CPU, which share its cores: such figures "
         "say nothing about GPUs.",
     ],
 }  # fmt: skip

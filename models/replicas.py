@@ -76,7 +76,10 @@ class Replica(trial.LanguageModelTrial):
 
     def _joined(self, own: Sequence[np.ndarray], axis: int) -> np.ndarray:
         """The parts of all replicas, joined along an axis; own: those of this process."""
-        return np.concatenate([part for parts in self.group.gather(np.stack(own)) for part in parts], axis)
+        stacked = np.stack(own)
+        if stacked.dtype.kind == "V":  # bfloat16, which NumPy's format of files does not know
+            stacked = stacked.astype(np.float32)
+        return np.concatenate([part for parts in self.group.gather(stacked) for part in parts], axis)
 
     def train(self, batch: Any) -> Any:
         self.group.beat()
@@ -109,3 +112,20 @@ class Replica(trial.LanguageModelTrial):
 
     def _staged_targets(self, targets: np.ndarray) -> Any:
         return super()._staged_targets(part_of(targets, self.group.rank, self.group.size))
+
+
+class ShardedReplica(Replica):
+    """The same where this process has all replicas, each on a device, and a tensor is one jax.Array over all of these devices.
+
+    A tensor of the batch has an equal part of it on each device, in the order of the replicas; a weight lies on each as a whole.
+    """
+
+    def own_parts(self, tensor):
+        return [np.array(shard.data) for shard in tensor.addressable_shards]
+
+    def own_weights(self):
+        return [list(own) for own in zip(*map(self.own_parts, self._tensors()), strict=True)]
+
+    def _tensors(self) -> Sequence:
+        """All weights now, on the devices."""
+        return self._weights()

@@ -498,6 +498,7 @@ LANGUAGE_MODEL: dict[str, Row] = TENSORFLOW | PYTORCH | JAX | KERAS
 # --- several replicas that train one batch together --------------------------------------------------------------------
 
 COLLECTIVE_REDUCE = r"(\w+:)*CollectiveReduceV[23]"
+JAX_ALL_REDUCE = r"(loop:)?all-reduce(-start)?"
 TORCH_ALL_REDUCE = r"c10d::allreduce_|gloo:all_reduce|nccl:all_reduce|ncclDevKernel_AllReduce\w*"
 
 
@@ -509,7 +510,7 @@ class ReplicatedRow:
         what: one line for the tables.
         single: of LANGUAGE_MODEL.
         factory: as of Row; it takes `group` and `replicas` besides, and the arguments of the single row's that it names.
-        collective: the op that has to run in a step on a CPU, once for each replica of a process.
+        collective: the op that has to run in a step on a CPU, once for each replica of a process whose ops are counted.
         one_process: one process has all devices, instead of one each.
     """
 
@@ -538,7 +539,8 @@ class ReplicatedRow:
             return found
         if device == "cpu":  # on a GPU its kernels are looked for (harness/measure/replicas.py)
             found = {**found, "train_ops": {**found.get("train_ops", {}), self.collective: 1}}
-        return _of_steps(found, replicas) if self.one_process else found
+        # A graph of TensorFlow has every replica's ops; JAX compiles one program, which runs on every device.
+        return _of_steps(found, replicas) if self.one_process and self.row.framework == "tensorflow" else found
 
 
 def _of_strategy(what: str, single: str, strategy: str, **rest: Any) -> ReplicatedRow:
@@ -575,6 +577,20 @@ REPLICATED: dict[str, ReplicatedRow] = {
         "PyTorch: nn.LSTM, all gradients added up in one tensor, the step with NCCL in one CUDA graph",
         "torch_lstm_graph",
         arguments={"bucket": True},
+    ),
+    "jax_sharded": ReplicatedRow(
+        "JAX: jax_scan in shard_map, all gradients added up by one psum, the whole step jitted",
+        "jax_scan",
+        "models.jax.replicas.build",
+        JAX_ALL_REDUCE,
+        one_process=True,
+    ),
+    "keras_jax_parallel": ReplicatedRow(
+        "Keras on JAX: keras.layers.LSTM(use_cudnn=False), keras.distribution.DataParallel, the whole step jitted",
+        "keras_jax",
+        "models.keras.build.language_model",
+        JAX_ALL_REDUCE,
+        one_process=True,
     ),
 }
 

@@ -45,7 +45,7 @@ class JaxRuntime:
         device: "gpu" or "cpu".
         precision: "tf32" lets products of float32 run in TensorFloat-32, everything else keeps them in float32 (JAX's own
             default on a GPU is TensorFloat-32).
-        threads: of the operators' pool on a CPU; the number of physical cores.
+        threads: of the operators' pool on a CPU, for each device of it; the number of physical cores.
     """
 
     name = "jax"
@@ -60,7 +60,8 @@ class JaxRuntime:
     def __init__(self, device: str, precision: str, threads: int) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu" if device == "cpu" else "cuda,cpu")
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        os.environ["NPROC"] = str(threads)  # XLA takes the size of its pool from it
+        # XLA takes the size of its pool from it. A thread waits in it for each device that has come to an all-reduce.
+        os.environ["NPROC"] = str(threads * _cpu_devices(os.environ.get("XLA_FLAGS", "")))
         os.environ["KERAS_BACKEND"] = "jax"
         import jax
 
@@ -70,16 +71,17 @@ class JaxRuntime:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
         try:
-            self._device = jax.devices("gpu" if device == "gpu" else "cpu")[0]
+            devices = jax.devices("gpu" if device == "gpu" else "cpu")
         except RuntimeError as error:
             raise UserError(
                 f"the driver shows an NVIDIA GPU but JAX {jax.__version__} does not: ./run_all.sh --peers installs the "
                 "build with CUDA"
             ) from error
+        self._device = devices[0]
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
         self._marker = jax.jit(sync_marker)
-        self._zero = jax.device_put(np.float32(0), self._device)
-        self.tensor_type = type(self._zero)
+        self._zeros = [jax.device_put(np.float32(0), one) for one in devices]
+        self.tensor_type = type(self._zeros[0])
         self.waits = [(jax, "block_until_ready"), (self.tensor_type, "block_until_ready"), (jax, "effects_barrier")]
         self._resets, self._peak_before = 0, 0
 
@@ -89,12 +91,14 @@ class JaxRuntime:
         np.random.seed(seed)
 
     def sync(self) -> None:
-        """Return once everything launched on the device has ended.
+        """Return once everything launched on this process' devices has ended.
 
         A GPU runs programs in the order of their launch, on one stream: the last one, launched here, ends after all others.
-        On a CPU all have ended by then.
+        On a CPU all have ended by then; but those of several devices of a CPU, whose calls return early, have not.
         """
-        self._jax.block_until_ready(self._marker(self._zero))
+        self._jax.block_until_ready([self._marker(zero) for zero in self._zeros])
+        if self.device == "cpu" and len(self._zeros) > 1:
+            self._jax.block_until_ready(self._jax.live_arrays())
 
     def on_device(self, tensor: object) -> bool:
         """Whether reading this one makes the host wait; on a CPU every one."""
@@ -239,6 +243,12 @@ class JaxRuntime:
             texts,
             key=lambda text: len(seen & {found[1] for found in map(INSTRUCTION.match, text.splitlines()) if found}),
         )
+
+
+def _cpu_devices(flags: str) -> int:
+    """How many devices XLA_FLAGS make of the CPU."""
+    found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return max(1, int(found[-1])) if found else 1
 
 
 def _when(event: Any) -> tuple[float, float]:

@@ -180,19 +180,26 @@ class JaxLanguageModel(trial.LanguageModelTrial):
         dropout = None
         if self.has_dropout:
             key, own = jax.random.split(key)
-            dropout = _Dropout(own, dropout_rate)
+            dropout = self._dropout(own, dropout_rate)
+        gradients, loss, final_states = self._gradients(parameters, tokens, targets, states, dropout)
+        if self.clip_norm is not None:
+            norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))  # no product, which would run in TF32
+            gradients = [g * (self.clip_norm / jnp.maximum(norm, self.clip_norm)) for g in gradients]
+        parameters, slots = self.optimizer.update(parameters, gradients, slots, learning_rate)
+        return loss, final_states, parameters, slots, key
+
+    def _dropout(self, key, rate):
+        return _Dropout(key, rate)
+
+    def _gradients(self, parameters, tokens, targets, states, dropout):
+        """(unscaled gradients, loss, final states)"""
 
         def scaled_loss(parameters):
             loss, _, _, final_states = self._network(parameters, tokens, targets, states, dropout)
             return loss * self.loss_scale, (loss, final_states)
 
         gradients, (loss, final_states) = jax.grad(scaled_loss, has_aux=True)(parameters)
-        gradients = [g * (1.0 / self.loss_scale) for g in gradients]
-        if self.clip_norm is not None:
-            norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))  # no product, which would run in TF32
-            gradients = [g * (self.clip_norm / jnp.maximum(norm, self.clip_norm)) for g in gradients]
-        parameters, slots = self.optimizer.update(parameters, gradients, slots, learning_rate)
-        return loss, final_states, parameters, slots, key
+        return [g * (1.0 / self.loss_scale) for g in gradients], loss, final_states
 
     def _stack_step(self, parameters, inputs, gradient, states):
         """mean(outputs²), the outputs, and the gradients by the inputs and the stack's parameters."""

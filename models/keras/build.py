@@ -17,20 +17,26 @@ def language_model(
     backend: str,
     precision: str,
     device: str = "",
+    replicas: int = 1,
     **options,
 ):
     """The models.keras.language_model.KerasLanguageModel of a row.
 
     Args:
-        weights, states, batches, optimizer, options: of KerasLanguageModel.
+        weights, states, batches, optimizer, options: of KerasLanguageModel; with `replicas`, of DataParallelModel.
         backend: "jax" or "torch".
         precision: "fp32", "tf32", "fp16", "bf16" or "fp64".
         device: Keras finds it by itself.
+        replicas: over how many devices of this process it trains; more than one on JAX alone (models/keras/replicas.py).
     """
     _import_keras(backend)
     from models.keras import language_model as models
 
     dtype = {"fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(precision, "float32")
+    if replicas > 1:
+        from models.keras.replicas import DataParallelModel
+
+        return DataParallelModel(weights, states, batches, optimizer, dtype=dtype, replicas=replicas, **options)
     kinds = {"jax": models.JaxKerasLanguageModel, "torch": models.TorchKerasLanguageModel}
     return kinds[backend](weights, states, batches, optimizer, dtype=dtype, **options)
 

@@ -1,6 +1,7 @@
 """Rows that train on two devices, as benchmarks/multi_gpu.py runs them: they pass their proof, and planted mistakes do not.
 
-Two processes of this machine, or two logical devices of its CPU, stand for two GPUs; two addresses of the loopback for two hosts.
+Two processes of this machine, or two devices of one process on its CPU, stand for two GPUs; two addresses of the loopback for two
+hosts.
 """
 
 import importlib.util
@@ -31,6 +32,7 @@ HELD = {  # mistake: the checks that may find it
     "no_all_reduce": {"kernel"},
     "last_bit": {"replicas"},
 }
+HELD_OF_ONE_ARRAY = {"first_part": {"loss", "gradients", "update"}, "undivided": {"kernel"}}
 slow = pytest.mark.slow
 
 
@@ -61,12 +63,14 @@ def script(tmp_path, monkeypatch):
     return run
 
 
-def needs_torch():
-    pytest.importorskip("torch")
+def needs_peers(rows="torch"):
+    for name in ("torch", "jax"):
+        if name in rows:
+            pytest.importorskip(name)
 
 
 def test_a_row_without_an_all_reduce_is_caught_beside_one_that_has_it(script):
-    needs_torch()
+    needs_peers()
     ran = script("--config=quick", "--rows=torch_bucket,torch_bucket_no_all_reduce")
     right, wrong = (ran.records[row] for row in ("torch_bucket", "torch_bucket_no_all_reduce"))
     assert (right["status"], right["reason"]) == ("ok", "") and right["config"]["BATCH_SIZE"] == 8
@@ -80,13 +84,15 @@ def test_a_row_without_an_all_reduce_is_caught_beside_one_that_has_it(script):
     [
         pytest.param("quick", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
         pytest.param("quick", "wavefront_workers", marks=slow),
+        pytest.param("quick", "jax_sharded,keras_jax_parallel", marks=slow),
         # with dropout, clipping and states that are carried
         pytest.param("ptb_medium", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
         pytest.param("ptb_medium", "wavefront_workers", marks=slow),
+        pytest.param("ptb_medium", "jax_sharded,keras_jax_parallel", marks=slow),
     ],
 )
 def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, config, rows):
-    needs_torch()
+    needs_peers(rows)
     ran = script(f"--config={config}", f"--rows={rows}")
     assert {row: record["reason"] for row, record in ran.records.items()} == dict.fromkeys(rows.split(","), "")
     for record in ran.records.values():
@@ -97,16 +103,26 @@ def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, 
     assert ran.status == 0 and "Weak scaling" in (ran.out / "multi_gpu.md").read_text()
 
 
+@slow
+def test_replicas_in_bfloat16_are_proven(script):
+    """What they tell each other are files of NumPy's, which know no bfloat16."""
+    needs_peers("jax")
+    ran = script("--config=quick", "--precision=bf16", "--rows=jax_sharded,keras_jax_parallel")
+    assert [record["reason"] for record in ran.records.values()] == ["", ""] and ran.status == 0
+
+
 @pytest.mark.parametrize(
     "row, plant",
     [
         *(pytest.param("torch_bucket", plant, marks=slow) for plant in HELD if plant != "no_all_reduce"),
+        *(pytest.param("jax_sharded", plant, marks=slow) for plant in HELD),
+        *(pytest.param("keras_jax_parallel", plant, marks=slow) for plant in HELD_OF_ONE_ARRAY),
         *(pytest.param("wavefront_workers", plant, marks=slow) for plant in HELD if plant != "last_bit"),
     ],
 )
 def test_a_replica_that_does_not_take_part_is_caught(script, row, plant):
-    needs_torch()
+    needs_peers(row)
     ran = script("--config=quick", f"--rows={row}_{plant}")
     [record] = ran.records.values()
     assert ran.status == 1 and record["status"] == "failed"
-    assert HELD[plant] & set(record["proof"]["failed"]), record["reason"]
+    assert (HELD | HELD_OF_ONE_ARRAY)[plant] & set(record["proof"]["failed"]), record["reason"]

@@ -107,6 +107,34 @@ def test_programs_on_a_cpu_have_ended_when_their_call_returns(runtime):
     assert time.perf_counter() - start > 0.6 and all(result.is_ready() for result in results)
 
 
+def test_sync_waits_for_all_devices_of_a_cpu():
+    """Calls of a program on several of them return early."""
+    found = in_a_process_of_its_own(
+        "import json, os\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "from harness.frameworks.jax import JaxRuntime\n"
+        "runtime = JaxRuntime('cpu', 'fp32', 1)\n"
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import Mesh, PartitionSpec\n"
+        "mesh, part = Mesh(np.array(jax.devices()), ('x',)), PartitionSpec('x')\n"
+        "def work(a):\n"
+        "    return jax.lax.psum(jax.lax.fori_loop(0, 100, lambda _, b: jnp.tanh(b @ b), a), 'x')\n"
+        "program = jax.jit(jax.shard_map(work, mesh=mesh, in_specs=part, out_specs=part, check_vma=False))\n"
+        "x = jnp.ones((600, 300))\n"
+        "jax.block_until_ready(program(x))\n"
+        "def ready(array):\n"
+        "    return all(shard.data.is_ready() for shard in array.addressable_shards)\n"
+        "early, late = [], []\n"
+        "for _ in range(5):\n"
+        "    results = [program(x) for _ in range(4)]\n"
+        "    early.append(all(map(ready, results)))\n"
+        "    runtime.sync()\n"
+        "    late.append(all(map(ready, results)))\n"
+        "print(json.dumps([os.environ['NPROC'], early, late]))\n"
+    )
+    assert found[0] == "2" and not all(found[1]) and all(found[2])
+
+
 # -- what ran ----------------------------------------------------------------------------------------------------------
 
 
