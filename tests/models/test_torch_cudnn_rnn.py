@@ -58,7 +58,9 @@ def fake(path, monkeypatch):
     monkeypatch.setattr(cudnn_rnn, "library", lambda: library)
     monkeypatch.setattr(cudnn_rnn, "cuda_graph", run_eagerly)
     monkeypatch.setattr(cudnn_rnn, "_round_ms", lambda replay, replays: replay() or 1.0)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default, which other tests may have changed
+    monkeypatch.setattr(
+        torch.backends.cudnn, "allow_tf32", True
+    )  # PyTorch's default, which other tests may have changed
     cudnn_rnn._plan.cache_clear(), cudnn_rnn.weight_space.cache_clear()
     yield library
     cudnn_rnn._plan.cache_clear(), cudnn_rnn.weight_space.cache_clear()
