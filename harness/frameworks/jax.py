@@ -77,13 +77,17 @@ class JaxRuntime:
                 f"the driver shows an NVIDIA GPU but JAX {jax.__version__} does not: ./run_all.sh --peers installs the "
                 "build with CUDA"
             ) from error
-        self._device = devices[0]
+        self._device, self._all_devices = devices[0], devices
         self.device_name = "cuda:0" if device == "gpu" else "cpu"
         self._marker = jax.jit(sync_marker)
-        self._zeros = [jax.device_put(np.float32(0), one) for one in devices]
+        self._zeros = [jax.device_put(np.float32(0), self._device)]
         self.tensor_type = type(self._zeros[0])
         self.waits = [(jax, "block_until_ready"), (self.tensor_type, "block_until_ready"), (jax, "effects_barrier")]
         self._resets, self._peak_before = 0, 0
+
+    def over_all_devices(self) -> None:
+        """The row trains over all devices that this process sees: from here on `sync` waits for each."""
+        self._zeros = [self._jax.device_put(np.float32(0), one) for one in self._all_devices]
 
     def seed(self, seed: int) -> None:
         """Start Python's and NumPy's random numbers anew, from which Keras draws its seeds; JAX has none of its own."""
@@ -91,7 +95,7 @@ class JaxRuntime:
         np.random.seed(seed)
 
     def sync(self) -> None:
-        """Return once everything launched on this process' devices has ended.
+        """Return once everything launched on the row's devices has ended.
 
         A GPU runs programs in the order of their launch, on one stream: the last one, launched here, ends after all others.
         On a CPU all have ended by then; but those of several devices of a CPU, whose calls return early, have not.

@@ -18,8 +18,6 @@ from harness.record import machine
 
 UTILISATION_S = 2.0  # a timed block is too short for NVML
 LOSSES_KEPT = 100
-# Frameworks whose rows are also held to what they do after the proof's first steps (dropout, the block after timing, whole
-# trainings), and to how often they may run what they promise, by device: where right rows have been seen to pass.
 AROUND_SHARE = 0.1  # of a fit's time, outside of its steps: from here on a row says so
 AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validations: see docs/reading-tables.md"
 CURVE_NOTE = (

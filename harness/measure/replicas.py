@@ -31,6 +31,7 @@ class ReplicatedMeasurement(Measurement):
         self.gpus, self._link = job["replicas"]["gpus"], job["replicas"]["link"]
         self.group = Group.of_job(job)
         super().__init__(job, *arguments)
+        getattr(self.runtime, "over_all_devices", lambda: None)()  # of one process that has several
 
     def steps(self, trial: Any, *arguments: Any) -> dict[str, dict]:
         """As of Measurement, of one mode, "train"; the part says what the replicas are."""

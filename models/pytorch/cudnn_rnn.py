@@ -34,6 +34,7 @@ DTYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
 LSTM, UNIDIRECTIONAL, LINEAR_INPUT, DOUBLE_BIAS, WGRAD_ADD = 2, 0, 0, 2, 0  # persistent kernels take two biases alone
 PADDED_IO, UNPACKED, PACKED = 1, 0, 1
 INFERENCE, TRAINING = 0, 1
+TINY = 1e-30  # of a tensor that is 0 everywhere
 GATES = 8  # matrices of a layer: of the input and of the state, gates i, f, c, o each
 
 # Of what each function takes, by its header. All return a status but cudnnGetErrorString, cudnnGetLastErrorString and
@@ -335,7 +336,7 @@ class Plan:
         return found
 
     def _dimensions(self, descriptor: c_void_p) -> tuple[int, ...]:
-        """Of a matrix or a bias, without the ones that cuDNN puts before and after."""
+        """Of a matrix or a bias, as cuDNN has it, with ones before and after."""
         dtype, count, sizes, strides = c_int(), c_int(), (c_int * 3)(), (c_int * 3)()
         into = ctypes.byref(dtype), ctypes.byref(count), sizes, strides
         self._cudnn("cudnnGetTensorNdDescriptor", descriptor, 3, *into)
@@ -426,14 +427,14 @@ def choose(
     """
     dy = torch.randn(shape.steps, shape.batch, shape.stack.units, device=device).to(shape.dtype)
     times, refused, expected = {}, {}, None
-    _, pieces = weight_space(shape.stack, shape.dtype, device)
+    space = weight_space(shape.stack, shape.dtype, device)
     for setting in tried:
         if any(other.math == setting.math and why == ROUNDED for other, why in refused.items()):
             refused[setting] = ROUNDED
             continue
         try:
             with contextlib.closing(Plan(setting, shape, device=device)) as plan:
-                if plan.pieces != pieces:
+                if (plan.size, plan.pieces) != space:
                     refused[setting] = "the weights in another order"
                     continue
                 ms, found = _timed(plan, arguments, dy, training, HOPELESS * min(times.values(), default=math.inf))
@@ -498,7 +499,7 @@ def _disagreement(found: Sequence[Tensor], expected: Sequence[Tensor], limits: t
     """What disagrees, or ""; the first three are outputs, the others gradients."""
     for number, (given, wanted) in enumerate(zip(found, expected, strict=True)):
         kind = number >= 3
-        error = (given.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+        error = (given.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=TINY)
         if not error <= limits[kind]:  # NaN too
             return f"other {'gradients' if kind else 'outputs'} than the standard algorithm"
     outputs = found[0]

@@ -28,8 +28,8 @@ It has two implementations. "xla" is pure TensorFlow, does all of the above and 
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
 float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data set
 with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Masks, layer normalization
-and bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs and should be no slower, else
-"xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
+and bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs and the call is not eager,
+else "xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
@@ -72,8 +72,9 @@ class WavefrontLSTM(StackLayer):
         dropout: share of each layer's outputs that is set to 0 on the way to the next layer in training, from 0 to below 1.
         recurrent_dropout: share of h that each gate's recurrent product does not see in training, from 0 to below 1.
         layer_normalization: whether the layers are normalised as in Ba, Kiros and Hinton 2016 (equations 20 to 22).
-        implementation: "xla", "persistent", or "auto": the faster of the two that does what a call asks for, by the rule of
-            choice.py, on the device where it is traced. The logger "wavefront_lstm" says which and why, once, at level INFO.
+        implementation: "xla", "persistent", or "auto": "persistent" where it does what a traced call asks for, by the rule of
+            choice.py, on the device where it is traced, else "xla". The logger "wavefront_lstm" says which and why, once, at
+            level INFO.
         return_sequences: whether to return the outputs of all steps, or only what the last layer has at a sequence's end (its
             backward direction: at the beginning).
         return_state: whether to return the final states too.
@@ -302,8 +303,8 @@ class WavefrontLSTM(StackLayer):
             return "xla" if self.implementation == "auto" else self.implementation
         if self.implementation != "auto":
             self._held.chosen = self.implementation
-            return self.chosen
-        self._held.chosen, why = choice.chosen(
+            return self.implementation
+        chosen, why = choice.chosen(
             x,
             layers,
             [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()],
@@ -312,10 +313,11 @@ class WavefrontLSTM(StackLayer):
             dropout=bool(dropout),
             keep=keep is not None,
         )
-        if (line := f"{self.name}: {self.chosen}: {why}") not in self._held.said:
+        self._held.chosen = chosen
+        if (line := f"{self.name}: {chosen}: {why}") not in self._held.said:
             self._held.said.add(line)
             LOGGER.info(line)
-        return self.chosen
+        return chosen  # not what another thread's call has chosen meanwhile
 
 
 def _implementation(given: object, layer: WavefrontLSTM) -> str:

@@ -114,6 +114,7 @@ def test_sync_waits_for_all_devices_of_a_cpu():
         "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
         "from harness.frameworks.jax import JaxRuntime\n"
         "runtime = JaxRuntime('cpu', 'fp32', 1)\n"
+        "runtime.over_all_devices()\n"
         "import jax, jax.numpy as jnp, numpy as np\n"
         "from jax.sharding import Mesh, PartitionSpec\n"
         "mesh, part = Mesh(np.array(jax.devices()), ('x',)), PartitionSpec('x')\n"

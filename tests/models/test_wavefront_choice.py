@@ -1,21 +1,24 @@
 """implementation="auto" of WavefrontLSTM: the rule against every committed time, and what is chosen where."""
 
+import json
 import logging
 import re
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import choice, nvrtc
+from models.wavefront import choice, nvrtc, tiling
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.stack import LayerWeights
-from models.wavefront.tiling import DTYPE_CODES
-from tests.models import measured_choice
+from models.wavefront.tiling import DTYPE_CODES, Work
 from tests.models.emulated_kernels import H200, emulated
 
 LIMIT = 1.05  # times the better of the two
@@ -33,6 +36,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
+def eager_too(monkeypatch):
+    """The emulated kernels run in eager calls alone, where the rule takes XLA's implementation."""
+    monkeypatch.setattr(choice, "_eager", lambda: False)
+
+
+@pytest.fixture
 def h200(monkeypatch):
     """Traces as on an H200; nothing of the kernels can run."""
     monkeypatch.setattr(nvrtc, "chip", lambda: H200)
@@ -42,10 +51,60 @@ def h200(monkeypatch):
 # -- the rule and the records ------------------------------------------------------------------------------------------------
 
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+CHIPS = {
+    "NVIDIA H200": (132, 232448, 90)
+}  # by the name in a record, what nvrtc.chip() finds: of other GPUs no point is read
+DTYPES = {"tf32": "tf32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+SIZES = ("NUM_LAYERS", "UNITS", "BATCH_SIZE", "TIME_STEPS")
+
+
+class Point(NamedTuple):
+    """A size at which both were measured.
+
+    Attributes:
+        name: of the records, without their row.
+        num_layers, time: of the stack; steps.
+        work: of one forward step of all layers.
+        stack: whether the stack alone was timed, forward and backward.
+        dropout: whether there is some between the layers.
+        ms: of a step, by implementation; None: it failed.
+    """
+
+    name: str
+    num_layers: int
+    time: int
+    work: Work
+    stack: bool
+    dropout: bool
+    ms: dict[str, float | None]
+
+
+def points(results: Path = RESULTS) -> Iterator[Point]:
+    for path in sorted(results.glob("*/rows/*.wavefront_persistent.*.gpu.*.json")):
+        other = path.with_name(path.name.replace(".wavefront_persistent.", ".wavefront."))
+        if not other.exists():
+            continue
+        ours, xla = (json.loads(each.read_text()) for each in (path, other))
+        config = xla["config"]
+        if xla["environment"].get("gpu") not in CHIPS or not all(name in config for name in SIZES):
+            continue
+        num_layers, units, batch, time = (config[name] for name in SIZES)
+        dtype_code = DTYPE_CODES[DTYPES[xla["precision"]]]
+        padded = tiling.padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
+        ms = {
+            name: record["step_ms"]["median"] if record["status"] == "ok" else None
+            for name, record in (("xla", xla), ("persistent", ours))
+        }
+        dropout = xla["mode"] == "train" and config.get("KEEP_PROB", 1) < 1
+        work = Work(num_layers, batch, padded, dtype_code, False)
+        yield Point(f"{path.parts[-3]} {other.name}", num_layers, time, work, xla["mode"] == "stack", dropout, ms)
+
+
 def wrong_choices(monkeypatch) -> list[str]:
     """The points at which what is chosen took over LIMIT times the better one, or could not run."""
     wrong = []
-    for point in measured_choice.points():
+    for point in points():
         work = point.work
         tf32 = work.dtype_code == DTYPE_CODES["tf32"]
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
@@ -53,57 +112,25 @@ def wrong_choices(monkeypatch) -> list[str]:
         x = tf.TensorSpec([point.time, work.batch, work.units], dtype)
         layer = LayerWeights(None, tf.TensorSpec([work.units, 4 * work.units], dtype), None)
         options = dict(lengths=None, bidirectional=False, dropout=point.dropout, keep=False)
-        chosen, _ = choice.chosen(x, [layer] * point.num_layers, [], **options)
+        with tf.Graph().as_default():
+            chosen, _ = choice.chosen(x, [layer] * point.num_layers, [], **options)
         if point.ms[chosen] is None or point.ms[chosen] > LIMIT * min(filter(None, point.ms.values())):
             wrong.append(point.name)
     return wrong
 
 
 def test_no_committed_time_is_slower_than_the_better_one(h200, monkeypatch):
-    names = [point.name for point in measured_choice.points()]
+    names = [point.name for point in points()]
     assert len(names) > 50 and any("units_2048" in name for name in names)
     assert wrong_choices(monkeypatch) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "seen"),
-    [
-        (lambda ours, xla: False, "batch_512"),
-        (lambda ours, xla: ours > xla, "mnist_stack"),
-        (lambda ours, xla: 1.8 * ours <= xla, "layers_8"),
-    ],
-    ids=["always xla", "turned round", "persistent where far ahead alone"],
-)
-def test_a_wrong_rule_fails_the_records(h200, monkeypatch, rule, seen):
-    monkeypatch.setattr(choice, "persistent_first", rule)
-    assert any(seen in name for name in wrong_choices(monkeypatch))
-
-
-def test_the_estimates_are_those_of_the_records_stacks(h200):
-    """Within an eighth in the mean; the largest error is of a stack of 0.4 ms."""
-    errors = [
-        abs(measured_choice.estimates(point)[name] / ms - 1)
-        for point in measured_choice.points()
-        if point.stack
-        for name, ms in point.ms.items()
-        if ms
-    ]
-    assert len(errors) > 40 and np.mean(errors) < 0.125 and max(errors) < 0.55
-
-
-def test_the_constants_are_those_of_the_fit(h200):
-    pytest.importorskip("scipy")
-    found = measured_choice.fit(list(measured_choice.points()))
-    for name, constants in found.items():
-        assert getattr(choice, name) == pytest.approx(constants, rel=0.2), "run: python -m tests.models.measured_choice"
-
-
-def test_deep_stacks_of_short_sequences_go_along_the_diagonal(h200):
-    """Where all layers do not fit on the chip together, the kernels take them one by one, in many more steps."""
-    for layers, expected in ((2, "persistent"), (32, "xla")):
-        layer = WavefrontLSTM(64, layers, dtype="float16")
-        tf.function(layer).get_concrete_function(tf.TensorSpec([128, 20, 64], "float16"))
-        assert layer.chosen == expected
+def test_one_implementation_everywhere_fails_the_records(h200, monkeypatch):
+    for where in ("on a CPU", ""):  # always "xla"; and the kernels also where they do not fit
+        monkeypatch.setattr(choice, "_elsewhere", lambda devices, where=where: where)
+        if not where:
+            monkeypatch.setattr(choice.persistent, "planned", lambda x, *_: (Work(1, 1, 16, 0, False), 1))
+        assert wrong_choices(monkeypatch)
 
 
 # -- what is chosen where ----------------------------------------------------------------------------------------------------
@@ -191,12 +218,14 @@ def test_a_gpu_or_machine_without_what_the_kernels_need_gets_xla(h200, monkeypat
     assert traced().chosen == "xla" and why in caplog.text
 
 
-def test_an_nvrtc_that_does_not_know_the_chip_gets_xla(h200, monkeypatch):
+def test_an_nvrtc_that_does_not_know_the_chip_gets_xla_and_a_warning(h200, monkeypatch, caplog):
     def ptx(*arguments):
         raise ValueError("CUDA source does not compile")
 
     monkeypatch.setattr(nvrtc, "ptx", ptx)
     assert traced().chosen == "xla"
+    [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned.endswith("so implementation='xla' is used: CUDA source does not compile")
 
 
 def test_a_cpu_beside_a_gpu_gets_xla(h200, monkeypatch):
@@ -227,8 +256,12 @@ def test_a_gpu_under_mps_gets_xla(h200, tmp_path):
     assert traced().chosen == "xla"
 
 
-def test_eager_functions_get_xla(h200):
+def test_eager_calls_get_xla(h200):
     layer = WavefrontLSTM(16)
+    layer(tf.zeros([2, 3, 4]))
+    assert layer.chosen == "xla"
+    tf.function(layer).get_concrete_function(tf.TensorSpec([2, 3, 4]))
+    assert layer.chosen == "persistent"
     tf.config.run_functions_eagerly(True)
     try:
         layer(tf.zeros([2, 3, 4]))
@@ -282,7 +315,7 @@ def test_fit_on_batches_of_several_sizes(h200, jit_compile):
 
 
 @needs_compiler
-def test_a_model_that_the_kernels_trained_serves_on_a_cpu(monkeypatch, folder, tmp_path):
+def test_a_model_that_the_kernels_trained_serves_on_a_cpu(monkeypatch, folder, tmp_path, eager_too):
     """Export asks for batches of any size; the numbers are those of the kernels."""
     x = np.random.default_rng(0).normal(size=(4, 3, 4)).astype("float32")
     model = keras.Sequential([keras.Input((3, 4)), WavefrontLSTM(16, 2)])
@@ -304,7 +337,7 @@ def test_a_model_that_the_kernels_trained_serves_on_a_cpu(monkeypatch, folder, t
 
 
 @needs_compiler
-def test_masks_and_batches_without_one_are_the_same_layer(monkeypatch, folder):
+def test_masks_and_batches_without_one_are_the_same_layer(monkeypatch, folder, eager_too):
     """Embedding(mask_zero=True) in a functional model goes to XLA, its layer unmasked to the kernels; both are Keras' LSTM."""
     tokens = np.array([[3, 1, 2, 0], [1, 2, 3, 4], [5, 0, 0, 0]])
     inputs = keras.Input((4,), dtype="int32")
@@ -340,7 +373,7 @@ def test_a_mask_in_a_compiled_model_goes_to_xla(h200):
 
 
 @needs_compiler
-def test_every_derivative_is_that_of_xla(monkeypatch, folder):
+def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too):
     """First and second ones, a Jacobian, a derivative in forward mode, and what tf.vectorized_map makes of a call."""
     x = tf.constant(np.random.default_rng(0).normal(size=(2, 2, 4)), "float32")
     results = {}
@@ -394,7 +427,7 @@ def test_tapes_around_a_call_ask_no_launch_for_its_gradient(h200):
             tf.GradientTape(),
             pytest.raises(tf.errors.NotFoundError, match="custom call"),
         ):  # the launch alone is missing
-            layer(tf.zeros([2, 3, 4]))
+            WavefrontLSTM(16, 2, implementation="persistent")(tf.zeros([2, 3, 4]))
 
 
 def test_a_small_chip_has_its_own_tilings(h200, monkeypatch):
