@@ -127,7 +127,7 @@ def work(path: Path, out: Path, data: str) -> None:
         note(out, run, status="started")
         parent = parent_of(run.script, run.seed, run.sizes)
         source = "embedded" if run.data == "embedded" else data
-        content = [benchmark.REFERENCE, run.script, run.data, run.seed, run.sizes]
+        content = [benchmark._digest_of(Path(parent.benchmark.script)), run.script, run.data, run.seed, run.sizes]
         name = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
         reference = out / "references" / f"{run.script}.{name}.npz"
         job = {
