@@ -395,9 +395,7 @@ class ScannedTrial(ClassifierTrial):
         self.model.evaluate(*validation, batch_size=self.batch_size, verbose=0)
 
     def outputs(self):
-        self._takes(
-            1
-        )  # predict_on_batch and train_on_batch would take a batch of as many sequences for a scan's batches
+        self._takes(1)  # predict_on_batch would take a batch of as many sequences for a scan's batches
         return super().outputs()
 
     def logits(self, x):
