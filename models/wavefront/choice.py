@@ -3,8 +3,8 @@
 "persistent" where all of this holds, else "xla":
 
 - The kernels take it: a GPU of compute capability 8.0 or later, one direction, no mask, no layer normalisation, float16,
-  bfloat16 or float32, sizes that are known when the function is traced, a tiling that fits (persistent.planned), and an NVRTC
-  that compiles it.
+  bfloat16 or float32, sizes that are known when the function is traced, tilings of both passes that fit
+  (persistent.planned), and an NVRTC that compiles it.
 - They may run here: on a GPU (neither the call's device nor that of the weights is a CPU), the only logical one of its card,
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from . import nvrtc, persistent, tiling
+from . import nvrtc, persistent
 from .stack import LayerWeights
 
 LOGGER = logging.getLogger("wavefront_lstm")
@@ -54,14 +54,12 @@ def chosen(
     if _eager():
         return "xla", "called eagerly"
     try:
-        chip = nvrtc.chip()
+        nvrtc.chip()
         if where := _elsewhere(devices):
             return "xla", where
         work, together = persistent.planned(x, layers, dropout, keep)
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
-    if tiling.best_tiling(work._replace(lanes=together, backward=True), chip) is None:
-        return "xla", "the backward pass does not fit on the GPU"
     try:
         persistent.compiled(work._replace(lanes=together), x.shape[0])
     except (ValueError, OSError) as error:
