@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-SLOW = {0.1: 5, 0.05: 10, 0.02: 20}  # s that one batch takes at the least: batches per block then
+SLOW = {0.05: 5, 0.02: 10}  # s that one batch takes at the least: batches per block then
 WINDOW_S = 0.05  # of the warm-up's second window
 WINDOW_GROWTH = 1.25
 SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch

@@ -91,6 +91,8 @@ class Measurement:
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         cores, compiled = machine.physical_cores(), job.get("compiled")
+        # Compilers choose kernels by how fast they are: a process that finds nothing compiled has the device alone meanwhile.
+        self._compiles = not (self.process and compiled)
         self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
         self._phases.over("framework")
         self._reference_path = Path(job["reference"])
@@ -118,12 +120,13 @@ class Measurement:
             trial: harness.measure.proof.Trial, and what is timed: `train(batch)`, `forward(batch)`, on `batches` that
             lie on the device;
                 `stack_alone(batch)` on `stack_batches`. `trace(mode)`, where there is one, traces that without running it;
-                `notes(mode)`, where there is one, says for the tables how it ran, where the row leaves that open.
+                `notes(mode)`, where there is one, says for the tables how it ran, where the row leaves that open. Where
+                `tunes_anew` is true, every process chooses kernels by their times, whatever an earlier one has compiled.
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
-            details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation, for
-                UTILISATION_S.
+            details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation by the
+                training.
 
         Returns:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
@@ -137,7 +140,7 @@ class Measurement:
         parts: dict[str, dict] = {}
         proofs: dict[str, Proof] = {}
         profiles = {}
-        with self._turns.device(alone=True):  # where compilers choose kernels by how fast they are
+        with self._turns.device(alone=self._compiles or getattr(trial, "tunes_anew", False)):
             self._phases.over("waiting")
             for mode, flops in modes.items():
                 step, batches = timed_of(trial, mode)
@@ -163,6 +166,10 @@ class Measurement:
                 if details and not self.process:  # before the blocks, whose end the proof goes on from
                     parts[mode] |= self._single_steps(trial, mode)
                     self._phases.over("single steps")
+                    if mode == "train" and self.device == "gpu":
+                        work = functools.partial(clocks.run_for, UTILISATION_S, *timed_of(trial, mode), self.runtime.sync)
+                        parts[mode]["gpu_utilisation"] = self._utilisation(work)
+                        self._phases.over("utilisation")
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
                 share = self._share(modes[mode], times["blocks_ms"])
                 parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
@@ -173,16 +180,7 @@ class Measurement:
                 self._phases.over("waiting")
                 for mode in [mode for mode in reversed(proven) if not proofs[mode].failures]:
                     self._after_blocks(trial, mode, proofs[mode], profiles[mode], sizes[mode])
-                self._phases.over("proof: after")
-        if proven and details and self.device == "gpu" and not self.process:
-            with self._turns.device(alone=True):
-                self._phases.over("waiting")
-                for mode in proven:
-                    timed = timed_of(trial, mode)
-                    parts[mode]["gpu_utilisation"] = self._utilisation(
-                        lambda timed=timed: clocks.run_for(UTILISATION_S, *timed, self.runtime.sync)
-                    )
-                self._phases.over("utilisation")
+                self._phases.over("proof: block")
         finished = {mode: self._finish(noted(part, trial, mode), proofs[mode]) for mode, part in parts.items()}
         self._phases.over("waiting")
         print(self._phases, flush=True)
@@ -315,6 +313,7 @@ class Measurement:
         moved = trial.weights() if training and "dropout_losses" not in self.reference else None
         if training:
             after_blocks.hold_next_steps(proof, trial, self.reference, size)
+            self._phases.over("proof: next steps")
         after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)
 
     def requests(self, server: Any, requests: Sequence[np.ndarray]) -> dict[str, dict]:

@@ -31,7 +31,7 @@ PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the re
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 # What a reference comes from besides the script: another commit has its own. Patterns below the project.
 REFERENCE_CODE = ("models/reference/*.py", "models/weights/*.py", "harness/data/*.py", "harness/measure/references.py")
-AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
+AT_ONCE = 8  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
 NO_REASON = "the process gave no reason"
@@ -605,7 +605,9 @@ class Parent:
     def _child(self, task: str, log: str = "", watch: Callable | None = None, **job: Any) -> dict[str, Any]:
         """The arguments of processes.Child for a task."""
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        variables = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if self.at_once > 1:  # those that prove side by side share the processors: more threads than these take turns by waiting
+            variables["OPENBLAS_NUM_THREADS"] = str(max(1, machine.physical_cores() // processes.AT_THE_DEVICE))
         return {
             "script": Path(self.benchmark.script),
             "job": {"task": task, "constants": self.constants, "device": self.device,
@@ -614,7 +616,7 @@ class Parent:
             "log": self._log_of(job.get("row", task)),
             "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
             "gpu": self._gpu_of(job["row"]) if "row" in job else None,
-            "env": {**hidden, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+            "env": {**variables, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             "watch": watch,
         }  # fmt: skip
 

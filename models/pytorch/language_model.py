@@ -132,6 +132,11 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         if self._rate is not None:
             self._rate.fill_(rate)
 
+    @property
+    def tunes_anew(self) -> bool:
+        """Whether every process chooses the stack's kernels by their times."""
+        return self.stack.tunes_anew
+
     def notes(self, mode: str) -> list[str]:
         """Of the stack: sentences for the tables on how it ran in "train", "forward", "stack" or "fit"."""
         return self.stack.notes(mode)

@@ -37,11 +37,13 @@ class TorchStack:
             loss; not the stack) or "network" (all of it).
         captured: whether a whole step is one CUDA graph where there is a GPU.
         own_dropout: whether the rate of the dropout between layers is baked into a captured step.
+        tunes_anew: whether every process chooses kernels by their times, whatever an earlier one has compiled.
     """
 
     compiled = ""
     captured = False
     own_dropout = False
+    tunes_anew = False
 
     def __init__(
         self, weights: Mapping[str, np.ndarray], num_layers: int, dtype: str = "float32", device: str = "cpu"
@@ -228,6 +230,7 @@ class CudnnStack(TorchStack):
     compiled = "head"
     captured = True
     own_dropout = True
+    tunes_anew = True
 
     def build(self):
         return CudnnLSTM(self.spec, self.dtype, self.device)

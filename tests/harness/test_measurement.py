@@ -84,12 +84,14 @@ class Entered:
         return self.noted("its turn")
 
 
-@pytest.mark.parametrize("traces", [True, False])
-def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces):
+@pytest.mark.parametrize(
+    ("traces", "compiles", "tunes"), [(True, True, False), (False, False, False), (False, False, True)]
+)
+def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces, compiles, tunes):
     happened = []
     row = object.__new__(measurement.Measurement)
     row.runtime, row.process, row.device = SimpleNamespace(sync=lambda: None), 1, "cpu"
-    row._turns, row._phases = Entered(happened), Anything()
+    row._turns, row._phases, row._compiles = Entered(happened), Anything(), compiles
     row._reference_path = None
     monkeypatch.setattr(measurement, "wait_for", lambda _: happened.append("reference"))
     monkeypatch.setattr(measurement, "load_reference", lambda _: {})
@@ -119,11 +121,13 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
         batches=["a"],
         restore=lambda: None,
         weights=dict,
+        tunes_anew=tunes,
     )
     if traces:
         trial.trace = lambda mode: takes(1, f"trace {mode}")
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
-    called = ["device alone", "call train", "memory", "call forward", "memory", "end: device alone"]
+    how = "device alone" if compiles or tunes else "device"  # what chooses kernels by their times has it alone
+    called = [how, "call train", "memory", "call forward", "memory", f"end: {how}"]
     proven = [*called, "reference", "device", "prove train", "prove forward", "end: device"]
     timed = ["its turn", "time forward", "time train", "end: its turn"]
     assert happened == ["trace train", "trace forward"] * traces + proven + timed
