@@ -167,7 +167,9 @@ class Measurement:
                     parts[mode] |= self._single_steps(trial, mode)
                     self._phases.over("single steps")
                     if mode == "train" and self.device == "gpu":
-                        work = functools.partial(clocks.run_for, UTILISATION_S, *timed_of(trial, mode), self.runtime.sync)
+                        work = functools.partial(
+                            clocks.run_for, UTILISATION_S, *timed_of(trial, mode), self.runtime.sync
+                        )
                         parts[mode]["gpu_utilisation"] = self._utilisation(work)
                         self._phases.over("utilisation")
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)

@@ -606,7 +606,9 @@ class Parent:
         """The arguments of processes.Child for a task."""
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
         variables = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        if self.at_once > 1:  # those that prove side by side share the processors: more threads than these take turns by waiting
+        if (
+            self.at_once > 1
+        ):  # those that prove side by side share the processors: more threads than these take turns by waiting
             variables["OPENBLAS_NUM_THREADS"] = str(max(1, machine.physical_cores() // processes.AT_THE_DEVICE))
         return {
             "script": Path(self.benchmark.script),
