@@ -1,6 +1,6 @@
 """How long a run will take: what each row took on a machine where it was measured, times how much slower this one is now.
 
-    python -m harness.run.estimate results/cpu-2-core         # a run's own seconds per process, for benchmarks/seconds.json
+    python -m harness.run.estimate results/cpu-2-core         # what rows took in a run, for benchmarks/seconds.json
 
 The table is benchmarks/seconds.json. A row's process imports, traces and compiles most of its time, so that a fixed piece of such
 work, Python's own compiler on one of its modules, says how fast this machine is, and how busy. Standard library only.
@@ -21,10 +21,8 @@ from harness.record import records
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
 UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
 PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of the processor that the table is of
-LATER = 0.5  # of what a row's first process takes, a later one does, which has less to prove
-GAIN = (
-    0.17  # by each process that prepares beside another, reckoned from what four rows spent their time on, on an H200
-)
+LATER = 0.4  # of what a row's first process takes, a later one does, which has less to prove
+GAIN = 0.1  # by each process that prepares beside another: 30 processes of the stacked LM on an H200, eight at once
 TRIES = 40  # long enough for other processes to get their turns
 
 
@@ -48,13 +46,18 @@ class Estimate:
         """(seconds, processes) of one start of a script; plan: harness.run.benchmark.Parent.plan. A point counts as a process."""
         seconds = [self.process_s(script, row, framework) for row, framework in plan["rows"].items()]
         counts = [processes_of(one, plan["processes"], plan["budget_s"]) for one in seconds]
-        total = sum(one * (1 + LATER * (count - 1)) for one, count in zip(seconds, counts, strict=True))
+        total = sum(one * _as_first(count) for one, count in zip(seconds, counts, strict=True))
         gain = 1 + GAIN * (plan["at_once"] - 1)
         return plan["points"] * total / gain, plan["points"] * sum(counts)
 
     def preparation_s(self, script: str) -> float:
         """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
         return self._seconds.get(script, {}).get("preparation", UNKNOWN_S)
+
+
+def _as_first(processes: int) -> float:
+    """How many times what a row's first process takes so many of its processes take."""
+    return 1 + LATER * (processes - 1)
 
 
 def processes_of(seconds: float, processes: int, budget_s: float) -> int:
@@ -85,13 +88,13 @@ def minutes(seconds: float) -> str:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print {script: {row: seconds per process}} of the records of these runs."""
+    """Print {script: {row: seconds of a first process}} of the records of these runs."""
     found: dict[str, dict[str, list[float]]] = {}
     for record in (record for run in runs for record in records.read_run(run)[0]):
         if record["status"] == "ok" and record.get("spent_s"):
             train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
             rows = found.setdefault(record["benchmark"] + train, {})
-            rows.setdefault(record["row"], []).append(record["spent_s"] / len(record["blocks_ms"]))
+            rows.setdefault(record["row"], []).append(record["spent_s"] / _as_first(len(record["blocks_ms"])))
     medians = {name: {row: round(statistics.median(s), 1) for row, s in rows.items()} for name, rows in found.items()}
     print(json.dumps(medians, indent=1))
     return 0
