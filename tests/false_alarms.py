@@ -10,7 +10,7 @@ after one another in a process; timed blocks are long enough for every step that
 in OUT/runs.jsonl; the same command goes on from there. Exit status: 1 if a row failed.
 
 With --sizes=small, layers are narrower and texts shorter than in the quick presets; learning rates, clipping, initialisation,
-vocabulary, layers, batch sizes and optimizers are theirs.
+vocabulary, layers, batch sizes and optimizers are theirs. --sizes=tiny is for a look whether this file still works.
 """
 
 import argparse
@@ -44,6 +44,12 @@ SMALL = {
     "synthetic": ["--units=32", "--num-sequences=800"],
     "scaling": ["--units=64"],
 }
+TINY = {
+    **SMALL,
+    "ptb": ["--units=8", "--time-steps=5", "--train-words=8000"],
+    "synthetic": ["--units=8", "--num-sequences=160"],
+}
+SIZES = {"tiny": TINY, "small": SMALL, "quick": {}}
 ISA = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2",
              "MKL_ENABLE_INSTRUCTIONS": "AVX2", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
@@ -75,7 +81,7 @@ class Run(NamedTuple):
 def arguments(script: str, seed: int, sizes: str) -> list[str]:
     """A script's command line, without its data."""
     brief = BRIEF_FIT if script in ("mnist", "synthetic") else BRIEF
-    return [f"--seed={seed}", "--quick", "--device=cpu", *brief, *(SMALL[script] if sizes == "small" else [])]
+    return [f"--seed={seed}", "--quick", "--device=cpu", *brief, *SIZES[sizes].get(script, [])]
 
 
 def parent_of(script: str, seed: int, sizes: str) -> benchmark.Parent:
@@ -201,7 +207,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", default=",".join(SCRIPTS), help="scripts")
     parser.add_argument("--rows", default="", help="rows; all")
-    parser.add_argument("--sizes", choices=("small", "quick"), default="small")
+    parser.add_argument("--sizes", choices=SIZES, default="small")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="no row is started after that")
     parser.add_argument("--report", action="store_true", help="only tell what there is")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
