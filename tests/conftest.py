@@ -2,13 +2,16 @@
 
 import functools
 import gc
+import importlib.util
 import os
 import signal
 import sys
 
 import pytest
 
+from harness.record import machine
 from harness.run import bf16
+from tests import sizes
 
 # Of NumPy's and PyTorch's products, read when they are imported, here and in what tests start: where tests run side by side,
 # threads wait for each other, and a float64 reference takes ten times as long.
@@ -16,6 +19,14 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # What PyTorch compiled for one test serves the next; a row's process compiles everything itself (harness/frameworks/pytorch.py).
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "0")
+# XLA compiles for a CPU in less than half the time without LLVM's optimizations and the newest code generators, and most of the
+# time of a small case is compiling. With --all, and where a GPU's kernels are compiled, as users have it.
+if not sizes.ALL and not machine.gpu_count():
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+        " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    )
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -33,7 +44,6 @@ def pytest_sessionstart(session):
 @functools.cache
 def _configured():
     from harness.frameworks.tensorflow import TensorFlowRuntime
-    from harness.record import machine
 
     return TensorFlowRuntime("cpu", "fp32", machine.physical_cores())  # as a row's process has them
 
@@ -48,7 +58,6 @@ def pytest_collection_finish():
 @pytest.fixture(scope="module")
 def gpu_runtime():
     """harness.frameworks.tensorflow.TensorFlowRuntime of this process on its NVIDIA GPU, in fp32; skips where there is none."""
-    from harness.record import machine
     from tests import cases
 
     if not machine.gpu_count():
@@ -76,6 +85,18 @@ def on_the_cpu():
 
     with tf.device("CPU:0"):
         yield
+
+
+@pytest.fixture
+def op_by_op():
+    """By default what torch.compile is given runs as it is written: C++ takes seconds to compile. With --all it is compiled."""
+    if sizes.ALL or not importlib.util.find_spec("torch"):
+        yield
+    else:
+        import torch
+
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ from tests.language_models import assert_same
 WAYS = {"torch": in_pytorch, "jax": in_jax}
 CAPTURED = {"torch, captured": functools.partial(in_pytorch, "captured")}
 
+pytestmark = pytest.mark.usefixtures("op_by_op")  # compiled heads: test_torch_classifier.py
+
 
 @pytest.fixture(params=WAYS)
 def trial_of(request):

@@ -32,8 +32,8 @@ model = rows.REPLICATED["{row}"].build(
 
 def of_two_devices(row: str, code: str):
     """What code prints of `model`, a row's, in a process with two devices."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    environment |= {"NPROC": "2"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "2"}
     command = [sys.executable, "-c", MODEL.replace("{row}", row) + code]
     found = subprocess.run(
         command, capture_output=True, text=True, cwd=machine.PROJECT, timeout=600, env=environment, check=False

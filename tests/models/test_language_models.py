@@ -33,6 +33,8 @@ MEAN = networks.LanguageModel("mean")
 
 CAPTURED = "torch, captured"  # its head is compiled, which takes seconds: for what a CUDA graph could change
 
+pytestmark = pytest.mark.usefixtures("op_by_op")  # compiled heads: test_torch_language_model.py
+
 
 @pytest.fixture(params=[name for name in WAYS if name != CAPTURED])
 def way(request):

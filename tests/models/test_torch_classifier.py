@@ -90,6 +90,7 @@ def test_float64_trial_follows_the_reference_to_rounding(row):
 
 
 @pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
+@pytest.mark.usefixtures("op_by_op")
 def test_proof_runs_without_dropout_and_the_timed_steps_with_it(row):
     trial, plain = trial_of(row, rates=RATES), trial_of()
     np.testing.assert_allclose(trial.train_steps(3), plain.train_steps(3), rtol=1e-5)
@@ -105,6 +106,7 @@ def test_proof_runs_without_dropout_and_the_timed_steps_with_it(row):
     assert_same(trial.outputs(), outputs)  # a forward pass has no dropout
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_captured_step_with_the_librarys_own_dropout_is_one_graph_per_rate():
     trial = trial_of("captured", rates=RATES)
     trial.train_steps(1), trial.timed_steps(1)

@@ -83,6 +83,7 @@ def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision):
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
 @pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
+@pytest.mark.usefixtures("op_by_op")
 def test_float64_model_follows_the_reference_to_rounding(row, ptb):
     follows_the_reference_to_rounding(functools.partial(model_of, row=row), ptb)
 
@@ -134,6 +135,7 @@ def test_second_bias_stays_zero_and_out_of_the_optimizer(row):
 
 
 @pytest.mark.parametrize("row", [*EAGER, *CAPTURED])
+@pytest.mark.usefixtures("op_by_op")
 def test_proof_runs_the_step_with_the_dropout_rate_at_0_and_puts_it_back(row):
     model, plain = model_of(row=row, keep_prob=0.5), model_of()
     np.testing.assert_allclose(model.train_steps(3), plain.train_steps(3), rtol=1e-5)
@@ -164,6 +166,7 @@ def test_dropout_reaches_the_embedding_and_every_layer_with_the_mean_kept(row):
     assert len(calls) == 1 + LAYERS  # embedding, between the layers, after the last one
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_captured_step_with_the_librarys_own_dropout_is_another_graph_at_another_rate():
     model = model_of(row="captured", keep_prob=0.5)
     model.train(model.batches[0])
@@ -223,6 +226,7 @@ def test_captured_step_keeps_every_address_and_follows_the_eager_one(make, preci
     assert len(model._graphs) == 1
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_captured_step_returns_a_loss_that_the_next_one_does_not_overwrite():
     model = model_of(row="captured")
     losses = [model.train(batch) for batch in model.batches]
@@ -231,6 +235,7 @@ def test_captured_step_returns_a_loss_that_the_next_one_does_not_overwrite():
     assert len({loss.item() for loss in passes}) == len(passes)
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_captured_step_refuses_a_batch_of_another_shape():
     model = model_of(row="captured")
     model.train(model.batches[0])
@@ -238,6 +243,7 @@ def test_captured_step_refuses_a_batch_of_another_shape():
         model.train(model.stage(TOKENS[0, 0][:, :4], TOKENS[0, 1][:, :4]))
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_captured_adam_reads_its_rate_from_a_tensor_that_is_set_before_each_step():
     model = model_of(row="captured")
     rates = []
