@@ -1,6 +1,8 @@
 """The stub benchmark in a folder of its own: run inside this process, or as a user would run it."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -9,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import CrashError
 from harness.record import records
-from harness.run import benchmark
+from harness.report import tables
+from harness.run import benchmark, estimate, processes
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -51,8 +55,26 @@ class Stub:
         return records.read_record(self.out / "rows" / f"stub.small.{row}.{mode}.cpu.fp32.json")
 
 
+def draw_here(run: Path, *options: str) -> list[str]:
+    """As `processes.draw`, in this process: one of its own takes as long to import pandas as a stub takes for all its rows."""
+    printed, warnings = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(warnings):
+        status = tables.main([str(run.absolute()), *options])
+    if status:
+        raise CrashError(warnings.getvalue().splitlines()[-1].removeprefix("error: "))
+    print(warnings.getvalue(), end="", file=sys.stderr)
+    return printed.getvalue().splitlines()
+
+
 @pytest.fixture
-def stub(tmp_path, monkeypatch):
+def drawn_here(monkeypatch):
+    """A parent in this process draws its tables in it too; and the suite's does not measure how fast this machine is for 1 s."""
+    monkeypatch.setattr(processes, "draw", draw_here)
+    monkeypatch.setattr(estimate, "slowness", lambda: 1.0)
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch, drawn_here):
     monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
     monkeypatch.delenv("LSTM_BENCH_DATA", raising=False)
     monkeypatch.setattr("harness.record.machine.packages", dict)

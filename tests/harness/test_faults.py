@@ -198,7 +198,7 @@ if here.with_suffix(".waits").exists():
 
 
 @pytest.fixture
-def scripts(tmp_path, monkeypatch):
+def scripts(tmp_path, monkeypatch, drawn_here):
     monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
     folder = tmp_path / "scripts"
     folder.mkdir()

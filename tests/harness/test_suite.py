@@ -79,7 +79,7 @@ def write_scripts(folder: Path) -> Path:
 
 
 @pytest.fixture
-def scripts(tmp_path):
+def scripts(tmp_path, drawn_here):
     return write_scripts(tmp_path / "bench marks")
 
 

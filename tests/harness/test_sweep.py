@@ -1,5 +1,6 @@
 """A benchmark along axes: which points there are, one process for many of them, and what becomes of each."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.record import records
+from harness.record import machine, records
 from harness.run import options, sweep
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -26,12 +27,21 @@ class Stub:
         self.folder, self.out = folder, folder / "out"
         self.script = Path(shutil.copy(SCRIPT, folder / "stub.py"))
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess:
-        """As a user would; --quick unless another preset is named."""
-        preset = [] if "--full" in arguments else ["--quick"]
-        command = [sys.executable, str(self.script), "--device=cpu", f"--out={self.out}", *preset, *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    def arguments(self, *options: str) -> list[str]:
+        """--quick unless another preset is named."""
+        return ["--device=cpu", f"--out={self.out}", *([] if "--full" in options else ["--quick"]), *options]
+
+    def run(self, *options: str) -> subprocess.CompletedProcess:
+        """As a user would."""
+        command = [sys.executable, str(self.script), *self.arguments(*options)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+    def main(self, *options: str) -> int:
+        """The script's exit status; its parent runs in this process, its rows in their own as always."""
+        spec = importlib.util.spec_from_file_location("stub", self.script)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return sweep.main(module.BENCHMARK, self.arguments(*options))
 
     def starts(self) -> list[str]:
         log = self.folder / "starts"
@@ -52,7 +62,10 @@ class Stub:
 
 
 @pytest.fixture
-def stub(tmp_path):
+def stub(tmp_path, monkeypatch, drawn_here):
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
+    monkeypatch.setattr(machine, "packages", dict)
+    monkeypatch.setattr(machine, "commit", lambda: {"commit": "c"})
     return Stub(tmp_path)
 
 
@@ -99,15 +112,15 @@ def test_every_point_is_measured_in_one_process_and_has_its_own_record_and_refer
 
 
 def test_a_size_that_the_user_fixed_is_no_axis_unless_the_axes_are_his_too(stub):
-    assert stub.run("--units=3").returncode == 0
+    assert stub.main("--units=3") == 0
     assert set(stub.statuses()) == {"3 4", "3 1"}
-    assert stub.run("--units=3", "--axes=units=5", f"--out={stub.folder / 'other'}").returncode == 0
+    assert stub.main("--units=3", "--axes=units=5", f"--out={stub.folder / 'other'}") == 0
     stub.out = stub.folder / "other"
     assert set(stub.statuses()) == {"3 4", "5 4"}
 
 
 def test_rows_go_in_turn_over_several_processes(stub):
-    assert stub.run("--full", "--rows=good,unproven").returncode == 0
+    assert stub.main("--full", "--rows=good,unproven") == 0
     rows = [line.split() for line in stub.starts() if line[0].isdigit()]
     turns = list(dict.fromkeys((row[1], row[4]) for row in rows))
     assert turns == [("good", "0"), ("unproven", "0"), ("good", "1"), ("unproven", "1")]
@@ -124,9 +137,8 @@ def test_rows_go_in_turn_over_several_processes(stub):
     ("segfaults", "the process was ended by SIGSEGV; see logs/", ()),
     ("sleeps", "stopped after its time limit of 10 s (ROW_LIMIT_S); see logs/", ("--row-limit-s=10",)),
 ])  # fmt: skip
-def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measured(stub, row, reason, options):
-    done = stub.run(f"--rows={row}", *options)
-    assert done.returncode == 1 and "failed: stub.centre-units_16" in done.stderr
+def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measured(stub, row, reason, options, capfd):
+    assert stub.main(f"--rows={row}", *options) == 1 and "failed: stub.centre-units_16" in capfd.readouterr().err
     assert stub.statuses() == {"8 4": "ok", "2 4": "ok", "16 4": "failed", "8 1": "ok"}
     measured = stub.measured()
     assert [point for _, point in measured] == POINTS, "each once"
@@ -138,13 +150,13 @@ def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measur
 
 
 def test_a_failed_proof_leaves_the_process_to_the_other_points(stub):
-    assert stub.run("--rows=unproven").returncode == 1
+    assert stub.main("--rows=unproven") == 1
     assert stub.statuses() == {"8 4": "ok", "2 4": "ok", "16 4": "failed", "8 1": "ok"}
     assert len({pid for pid, _ in stub.measured()}) == 1
 
 
 def test_a_row_that_cannot_run_is_skipped_at_every_point(stub):
-    assert stub.run("--rows=needs_gpu").returncode == 0
+    assert stub.main("--rows=needs_gpu") == 0
     assert stub.statuses() == dict.fromkeys(POINTS, "skipped") and not stub.starts()
     assert "skipped" in (stub.out / "stub.md").read_text()
 
@@ -155,8 +167,8 @@ def test_resume_measures_only_the_points_that_are_missing(stub):
     assert stub.statuses() == {"8 4": "ok", "2 4": "ok"}
     assert [point for _, point in stub.measured()] == ["8 4", "2 4", "16 4"]
     (stub.folder / "repaired").touch()
-    assert stub.run("--rows=killed_once", "--resume").returncode == 0
+    assert stub.main("--rows=killed_once", "--resume") == 0
     assert [point for _, point in stub.measured()] == ["16 4", "8 1"]
     assert stub.statuses() == dict.fromkeys(POINTS, "ok")
-    assert stub.run("--rows=killed_once", "--resume", "--axes=units=2,32").returncode == 0
+    assert stub.main("--rows=killed_once", "--resume", "--axes=units=2,32") == 0
     assert [point for _, point in stub.measured()] == ["32 4"], "the same points are as good on other axes"
