@@ -13,7 +13,7 @@ from models.cudnn.checks import Lengths
 from models.cudnn.rnn import CudnnGRU, CudnnLSTM, CudnnRNNRelu, CudnnRNNTanh
 from models.weights import layouts
 from models.weights.stack_spec import cudnn_biases, cudnn_matrices
-from tests import cudnn_cases
+from tests import cudnn_cases, sizes
 from tests.comparing import error
 from tests.cudnn_cases import BATCH, CLASSES, DIRECTIONS, INPUT, LENGTHS, TIME, UNITS
 
@@ -81,11 +81,10 @@ def assert_same(given, expected, limit):
             assert error(of_given[name], array) < limit, name
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
-@pytest.mark.parametrize("skip", [False, True], ids=["linear", "skip"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("num_layers", [1, 3])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "num_layers", "direction", "skip", "lengths"),
+    sizes.half(MODES, (1, 3), DIRECTIONS, (False, True), (None, LENGTHS)),
+)
 def test_outputs_states_and_gradients_are_those_of_torch(mode, num_layers, direction, skip, lengths):
     stack = model(mode, num_layers, skip, direction=direction, dtype=tf.float64)
     given = cudnn_cases.arguments(stack)
@@ -167,9 +166,10 @@ def test_lower_precisions_agree_with_float64(mode, direction, dtype, limit):
     assert_same((outputs, gradients), cudnn_cases.run(exact, same, LENGTHS), limit)
 
 
-@pytest.mark.parametrize("known", ["nothing", "batch of the state", "time"])
-@pytest.mark.parametrize("with_lengths", [False, True])
-@pytest.mark.parametrize("mode", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("mode", "with_lengths", "known"),
+    sizes.half(("lstm", "gru"), (False, True), ("nothing", "batch of the state", "time")),
+)
 def test_a_graph_of_unknown_sizes_computes_what_the_call_does(mode, with_lengths, known):
     stack = model(mode, direction="bidirectional", dtype=tf.float64)
     given = cudnn_cases.arguments(stack)
@@ -366,9 +366,7 @@ def test_properties_tell_what_was_given():
     assert repr(stack) == "CudnnLSTM(lstm, 2 layers × 5 units, input 3, linear_input, bidirectional, float64)"
 
 
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "direction", "skip"), sizes.half(MODES, DIRECTIONS, (False, True)))
 def test_conversions_agree_with_layouts_and_go_back_bit_by_bit(mode, direction, skip):
     stack = model(mode, 3, skip, direction=direction)
     params = cudnn_cases.arguments(stack)["params"]

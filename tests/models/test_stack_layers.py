@@ -11,7 +11,7 @@ import tensorflow as tf
 from models.cudnn.convert import LAYERS
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
-from tests import cudnn_layer_cases
+from tests import cudnn_layer_cases, sizes
 from tests.comparing import error
 from tests.cudnn_layer_cases import (
     BATCH,
@@ -65,8 +65,7 @@ def test_outputs_and_all_gradients_are_those_of_keras_layers(kind, direction, re
         assert error(given, expected) < FLOAT64, name
 
 
-@directions
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize(("kind", "direction"), sizes.half(PLAIN, DIRECTIONS))
 def test_three_steps_of_adam_leave_the_weights_of_keras_layers(kind, direction):
     made = stack_layer(kind, 2, direction, dtype="float32")
     inputs, labels = random(3 * BATCH, TIME, FEATURES, seed=3), random(3 * BATCH, 1, seed=4)

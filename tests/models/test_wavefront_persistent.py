@@ -98,11 +98,17 @@ def test_outputs_states_and_every_gradient_are_those_of_the_schedule(monkeypatch
     assert worst(found, expected) < LIMIT[precision]
 
 
+PLACES_BY_DEFAULT = {("in_registers", 1, None), ("in_shared", 2, None), ("streamed", 1, True)}
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("kept", "split", "keep"),
-    [*sizes.half(("in_registers", "in_shared", "streamed"), (1, 2), (None,)),
-     pytest.param("in_registers", 2, True, marks=pytest.mark.slow), ("streamed", 1, True)],
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in PLACES_BY_DEFAULT))
+        for case in [*itertools.product(("in_registers", "in_shared", "streamed"), (1, 2), (None,)),
+                     ("in_registers", 2, True), ("streamed", 1, True)]
+    ],
 )  # fmt: skip
 def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(monkeypatch, folder, kept, split, keep):
     """Every place that a weight can be in, at sizes whose blocks of k are several a warp; alone and as a cluster of two.
