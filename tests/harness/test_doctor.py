@@ -131,7 +131,11 @@ def test_the_profiler_is_right_where_it_sees_something_else():
 # --- the candidates ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", doctor_models.MAKES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(m, marks=[pytest.mark.slow] * (m not in doctor_models.BY_DEFAULT)) for m in doctor_models.MAKES],
+    ids=lambda make: make.__name__,
+)
 def test_every_candidate_computes_what_the_model_computes(make, tensorflow_runtime):
     made = subject(make(), tensorflow_runtime)
     rng = np.random.default_rng(0)

@@ -14,8 +14,8 @@ import psutil
 from harness.record import records
 from tests import sizes
 
-KILLS = sizes.cases(5, 50)
-RUNS = 5  # over which they are spread
+KILLS = sizes.cases(3, 50)
+RUNS = sizes.cases(3, 5)  # over which they are spread
 SEED = 6
 ROWS = ("first", "second")
 MODES = ("forward", "train")

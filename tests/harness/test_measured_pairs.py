@@ -188,7 +188,7 @@ def test_a_run_that_lacks_processes_is_named(tmp_path, monkeypatch, capsys):
 
 
 @needs_affinity
-@pytest.mark.parametrize("row", ["lstm_c", "torch_c"])
+@pytest.mark.parametrize("row", ["lstm_c", pytest.param("torch_c", marks=pytest.mark.slow)])
 def test_slowed_runs_differ_from_plain_ones_in_their_work_alone(tmp_path, row):
     if row.startswith("torch"):
         pytest.importorskip("torch")

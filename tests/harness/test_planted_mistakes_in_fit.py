@@ -88,7 +88,7 @@ def test_unmodified_fit_in_half_precision_is_proven_as_that_alone(prove):
     assert "precision" in prove(trial, "keras", "tf32")["failed"]
 
 
-@pytest.mark.parametrize("layer", ["lstm", "dense"])
+@pytest.mark.parametrize("layer", ["lstm", pytest.param("dense", marks=pytest.mark.slow)])
 def test_layer_outside_the_update_of_fit_errs_by_exactly_one(prove, layer):
     import keras
 
@@ -172,7 +172,9 @@ def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(
     assert prove(trial_of("wavefront_loop"), "wavefront_loop")["failed"] == ["loss", "update"]
 
 
-@pytest.mark.parametrize(("dtype", "failed"), [("int64", []), ("uint8", ["callable"])])
+@pytest.mark.parametrize(
+    ("dtype", "failed"), [pytest.param("int64", [], marks=pytest.mark.slow), ("uint8", ["callable"])]
+)
 def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(
     tensorflow_runtime, reference, tmp_path, monkeypatch, dtype, failed
 ):

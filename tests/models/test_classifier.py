@@ -75,8 +75,8 @@ ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_
             pytest.param(row, "fp32", marks=[pytest.mark.slow] * (row in ("keras_default", "wavefront")))
             for row in ROWS
         ),
-        ("keras", "fp16"),
-        pytest.param("keras", "bf16", marks=pytest.mark.slow),
+        # Of 16 bits: tests/harness/test_planted_mistakes_in_fit.py.
+        *(pytest.param("keras", precision, marks=pytest.mark.slow) for precision in ("fp16", "bf16")),
     ],
 )
 def test_row_passes_its_proof_and_no_other_rows(row, precision, tensorflow_runtime):
@@ -203,7 +203,7 @@ def test_fit_follows_the_weights_labels_and_clock_that_it_is_given(capsys):
 # --- by name ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_implementation_makes_the_model_of_the_weights_sizes(bidirectional, tensorflow_runtime):
     start = canonical.large_random(shapes(bidirectional), seed=3)
     trial = rows.FIT_TENSORFLOW["keras"].build(

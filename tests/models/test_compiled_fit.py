@@ -59,9 +59,9 @@ def assert_same(usual, looped):
     "rows",
     [
         pytest.param(8 * BATCH, marks=pytest.mark.slow),  # twice 4 steps
-        7 * BATCH,  # 4 and 3
-        pytest.param(6 * BATCH + 5, marks=pytest.mark.slow),  # 4, 2 and a smaller batch
-        8 * BATCH + 5,  # twice 4, and the smaller batch alone
+        pytest.param(7 * BATCH, marks=pytest.mark.slow),  # 4 and 3
+        6 * BATCH + 5,  # 4, 2 and a smaller batch
+        pytest.param(8 * BATCH + 5, marks=pytest.mark.slow),  # twice 4, and the smaller batch alone
         pytest.param(2 * BATCH, marks=pytest.mark.slow),  # fewer than 4
         pytest.param(5, marks=pytest.mark.slow),  # less than a batch
     ],
