@@ -238,7 +238,12 @@ IN_KERAS = {
 }
 
 
-@pytest.mark.parametrize("mistake", IN_KERAS)
+IN_KERAS_BY_DEFAULT = ("in order", "a seed", "half of the validation")
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_KERAS_BY_DEFAULT)) for name in IN_KERAS]
+)
 def test_mistake_in_what_keras_is_told_is_failed(made, mistake):
     plant, says = IN_KERAS[mistake]
     try:

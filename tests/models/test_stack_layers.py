@@ -43,9 +43,7 @@ directions = pytest.mark.parametrize("direction", DIRECTIONS)
 # --- what it computes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("return_sequences", [False, True])
-@directions
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize(("kind", "direction", "return_sequences"), sizes.half(PLAIN, DIRECTIONS, (False, True)))
 def test_outputs_and_all_gradients_are_those_of_keras_layers(kind, direction, return_sequences):
     made = stack_layer(kind, 3, direction, return_sequences=return_sequences)
     own = keras_layers(made.spec, return_sequences)
