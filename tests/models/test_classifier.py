@@ -342,7 +342,7 @@ def test_stack_in_one_call_passes_the_proof_and_is_timed_with_its_dropout(tensor
     np.testing.assert_allclose(trial.train_steps(3), proven, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_stack_in_one_call_follows_the_reference(bidirectional):
     trial, reference = trial_of(bidirectional, use_cudnn="stack"), reference_of(bidirectional)
     trial.restore()
