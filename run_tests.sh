@@ -24,6 +24,9 @@ cd "$root"
 if [ $install = no ]; then
   python=${PYTHON:-python3}
   require_supported "$python"
+  for module in ruff pytest xdist; do
+    "$python" -c "import $module" 2>/dev/null || die 2 "$python lacks $module: $python -m pip install -r requirements-dev.txt"
+  done
 else
   if ! venv_is_current; then
     find_python

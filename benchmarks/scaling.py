@@ -45,7 +45,7 @@ BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row and point
 ROW_LIMIT_S = 300.0         # s; a point that takes longer in a process is stopped
 ROW_BUDGET_S = 120.0        # s; a point that has taken a row longer gets no further process
-MIN_BLOCK_S = 0.15          # s; a block is the multiple of TIMED_BATCHES that fills it
+MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that fills it
 STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on

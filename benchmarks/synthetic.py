@@ -144,7 +144,8 @@ def run_row(row, c, measurement):
 LAYOUT = {
     "title": "Synthetic task",
     "question": "What does a small LSTM stack in Keras gain from cuDNN? 10,000 sequences of 10 steps × 2 inputs, a binary "
-    "label from the sign of a noisy mean of non-linear terms; 2 layers of 64 units, batch 64, Adam 1e-3, dropout 0.2, 50 epochs.",
+    "label from the sign of a noisy mean of non-linear terms; as published 2 layers of 64 units, batch 64, Adam 1e-3, dropout "
+    "0.2, 50 epochs.",
     "tables": [
         {"title": "Accuracy and training time", "mode": "fit", "device": None, "plot": "throughput.value",
          "columns": [["validation accuracy", "accuracy.val_acc", ".4f"], ["test accuracy", "accuracy.test_acc", ".4f"],

@@ -114,7 +114,7 @@ def nested():
 
 
 MAKES = (stacked, settings, two_inputs, subclassed, masked, stateful, nested)
-BY_DEFAULT = (stacked, two_inputs, masked, nested)
+BY_DEFAULT = (stateful, two_inputs, masked, nested)
 BUILT = []
 
 

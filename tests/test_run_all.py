@@ -91,13 +91,12 @@ class Checkout:
         self.bin.mkdir()
         for name in ("run_all.sh", "run_tests.sh", *(path.name for path in PROJECT.glob("requirements*"))):
             shutil.copy(PROJECT / name, self.root)
-        shutil.copytree(PROJECT / "harness", self.root / "harness")  # compiled too: else each checkout compiles it anew
+        # Compiled too, else each checkout compiles it anew; not what another test is just writing.
+        shutil.copytree(PROJECT / "harness", self.root / "harness", ignore=shutil.ignore_patterns("*.pyc.*"))
         estimate = self.root / "harness" / "run" / "estimate.py"
         text = estimate.read_text()
         assert text.count("TRIES = 40") == 1
-        estimate.write_text(
-            text.replace("TRIES = 40", "TRIES = 1")
-        )  # how long a run will take is not what is tested here
+        estimate.write_text(text.replace("TRIES = 40", "TRIES = 1"))  # how long a run will take is not tested here
         (self.root / "benchmarks").mkdir()
         shutil.copy(PROJECT / "benchmarks" / "seconds.json", self.root / "benchmarks")
         for name in jobs.scripts(suite.BENCHMARKS):
@@ -204,7 +203,7 @@ PEERS_CPU = [*TORCH_CPU, "requirements-jax-cpu.lock", NIGHTLY]
 
 @pytest.mark.parametrize("does, build, peers", [
     (gpu("580.65.06"), "cuda", ["requirements-torch-cuda.lock", "requirements-jax-cuda.lock", NIGHTLY]),
-    pytest.param(gpu("550.54.15"), "cuda",  # by default in the test below
+    pytest.param(gpu("550.54.15"), "cuda",
                  ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY], marks=pytest.mark.slow),
     pytest.param(gpu("580.65.06", "7.0"), "cuda",
                  ["requirements-torch-cuda12.lock", "requirements-jax-cuda12.lock", NIGHTLY], marks=pytest.mark.slow),
@@ -252,7 +251,11 @@ def test_failed_install_of_the_peers_keeps_the_rest_and_is_redone(checkout):
     assert checkout.run("--out=one").returncode == 0
     (checkout.folder / "pip-fails").touch()
     failed = checkout.run("--peers", "--out=one")
-    assert failed.returncode == 1 and "error: requirements-torch-cpu.lock could not be installed" in failed.stderr
+    assert failed.returncode == 0 and "error: requirements-torch-cpu.lock could not be installed" in failed.stderr
+    assert [name for name in ("PyTorch", "JAX") if f"the rows of {name} are skipped" in failed.stderr] == [
+        "PyTorch",
+        "JAX",
+    ]
     (checkout.folder / "pip-fails").unlink()
     assert checkout.run("--out=one").returncode == 0
     assert checkout.run("--peers", "--out=one").returncode == 0

@@ -19,7 +19,8 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-SLOW = {0.05: 5, 0.02: 10}  # s that one batch takes at the least: batches per block then
+# s that one batch takes at the least: batches per block then, which takes 0.2 s or more all the same
+SLOW = {0.05: 5, 0.02: 10}
 WINDOW_S = 0.05  # of the warm-up's second window
 WINDOW_GROWTH = 1.25
 SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch
@@ -57,6 +58,7 @@ class Blocks(NamedTuple):
     lag_limit_s: list[float]  # and how long it may have taken
     at_work: list[str]  # per block, a thread of Python that was at work when the clock stopped, or ""
     energy: "Energy | None"
+    slow_s: float | None  # of SLOW, where one batch took longer than that when the warm-up ended
 
 
 class Energy(NamedTuple):
@@ -181,7 +183,7 @@ def time_blocks(
     lasted_s, joules = time.monotonic() - began, _taken(before, meter())
     busy_s = 1e-3 * sum(ms) * size
     energy = None if joules is None else Energy(joules, lasted_s, busy_s, len(ms) * size)
-    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work, energy)
+    return Blocks(ms[:blocks], size, losses[:blocks], warmup, lag_s, limit_s, at_work, energy, slow_from(batch_s))
 
 
 def time_single_steps(

@@ -91,9 +91,9 @@ class Measurement:
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         cores, compiled = machine.physical_cores(), job.get("compiled")
-        # Compilers choose kernels by how fast they are: a process that finds nothing compiled has the device alone meanwhile.
-        self._compiles = not (self.process and compiled)
         self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
+        # Compilers choose kernels by how fast they are: a process that finds nothing compiled has the device alone meanwhile.
+        self._compiles = not (self.process and self.runtime.finds_compiled)
         self._phases.over("framework")
         self._reference_path = Path(job["reference"])
         self._clocks = [self._clock("start")]
@@ -162,16 +162,18 @@ class Measurement:
         sizes = {}
         with self._turns.timed() if proven else contextlib.nullcontext():
             self._phases.over("waiting")
+            if (
+                details and "train" in proven and self.device == "gpu" and not self.process
+            ):  # far from the training's blocks
+                trial.restore()
+                parts["train"]["gpu_utilisation"] = self._utilisation(
+                    lambda: clocks.run_for(UTILISATION_S, *timed_of(trial, "train"), self.runtime.sync)
+                )
+                self._phases.over("utilisation")
             for mode in proven:
                 if details and not self.process:  # before the blocks, whose end the proof goes on from
                     parts[mode] |= self._single_steps(trial, mode)
                     self._phases.over("single steps")
-                    if mode == "train" and self.device == "gpu":
-                        work = functools.partial(
-                            clocks.run_for, UTILISATION_S, *timed_of(trial, mode), self.runtime.sync
-                        )
-                        parts[mode]["gpu_utilisation"] = self._utilisation(work)
-                        self._phases.over("utilisation")
                 times, sizes[mode] = self._time(trial, mode, proofs[mode], items_per_batch)
                 share = self._share(modes[mode], times["blocks_ms"])
                 parts[mode] |= times | {"unit": unit, "share_of_matmul": share}
@@ -276,8 +278,7 @@ class Measurement:
         notes = []
         size = timed.batches_per_block
         if size < c["TIMED_BATCHES"]:
-            slow = next(least for least, batches in clocks.SLOW.items() if size <= batches)
-            notes.append(f"{size} batches per block: one takes over {slow:g} s")
+            notes.append(f"{size} batches per block: one takes over {timed.slow_s:g} s")
         return {
             "blocks_ms": timed.ms,
             "warmup": [{"process": self.process, **timed.warmup._asdict()}],

@@ -30,8 +30,13 @@ STEERING = re.compile(
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )
+OWN = "LSTM_BENCH_OWN"  # names, by commas, the variables that the suite itself has set for a child
 # Read before a framework is imported, which may add its own.
-VARIABLES = {name: value for name, value in sorted(os.environ.items()) if STEERING.fullmatch(name)}
+VARIABLES = {
+    name: value
+    for name, value in sorted(os.environ.items())
+    if STEERING.fullmatch(name) and name not in os.environ.get(OWN, "").split(",")
+}
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no GPU
 NO_GPU = "--device=gpu: found no NVIDIA GPU; expected one that nvidia-smi lists, or --device=cpu"
 OTHERS_PERCENT = 10.0  # of the processors: from here on a CPU row says that it was not alone

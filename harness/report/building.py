@@ -20,7 +20,8 @@ from harness.report.provenance import (
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
-SINCE = ("joules", "one_step")  # columns that a table does without where its records, of an earlier commit, lack them
+# Columns that a table does without where its records lack them: of an earlier commit, or of another mode.
+SINCE = ("joules", "one_step", "gpu_utilisation")
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
 FASTEST_PEER = "fastest peer"  # speedup against the fastest proven row that is not one of the layout's "ours"
 LONG_REASON = 100  # characters of a reason in its cell

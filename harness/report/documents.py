@@ -130,17 +130,22 @@ def _is_warned(record: Mapping) -> bool:
 
 
 def _ratios(by_row: Mapping[str, Mapping], base: str, mode: str, ours: Sequence[str]) -> list[str]:
-    """The fastest proven row, how many times as fast as the base and as the fastest peer it is."""
+    """The fastest proven row, how many times as fast as the base and as the fastest peer it is; marked as these times are."""
     times = {name: value for name, record in by_row.items() if (value := _figure(record, mode))}
     if not times:
         return [NONE] * 2
     fastest = min(times, key=times.__getitem__)
-    against = f" {times[base] / times[fastest]:.2f}x" if base in times else ""
+
+    def times_as_fast(slower: str) -> str:
+        warned = any(_is_warned(by_row[name]) for name in (slower, fastest))
+        return f"{times[slower] / times[fastest]:.2f}x" + (WARNED if warned else "")
+
+    against = f" {times_as_fast(base)}" if base in times else ""
     peers = {name: value for name, value in times.items() if name not in ours}
     if not peers or fastest in peers:
         return [f"`{fastest}`{against}", "is a peer" if peers else NONE]
     peer = min(peers, key=peers.__getitem__)
-    return [f"`{fastest}`{against}", f"`{peer}` {times[peer] / times[fastest]:.2f}x"]
+    return [f"`{fastest}`{against}", f"`{peer}` {times_as_fast(peer)}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the re
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
 # What a reference comes from besides the script: another commit has its own. Patterns below the project.
 REFERENCE_CODE = ("models/reference/*.py", "models/weights/*.py", "harness/data/*.py", "harness/measure/references.py")
-AT_ONCE = 8  # processes that prepare side by side on a GPU, at most
+AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
 NO_REASON = "the process gave no reason"
@@ -155,14 +155,19 @@ class RowProgress:
     started: int
     spent_s: float
     kept: int = -1
+    begun: int = -1  # how many there were before this run
     ended: dict[int, processes.Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.kept = self.started
+        self.kept = self.begun = self.started
 
     def may_start(self, least: int) -> bool:
-        """Whether a further one is due: the least number do not wait for each other, more go by what those before showed."""
-        return self.started < least or self.started == self.kept
+        """Whether a further one is due.
+
+        The others wait for the first one of this run, which compiles for them. The least number do not wait for each other, more
+        go by what those before showed.
+        """
+        return self.started == self.kept or (self.kept > self.begun and self.started < least)
 
     def next_outcome(self) -> tuple[int, processes.Outcome] | None:
         """(number, outcome) of the next process, where that has ended."""
@@ -606,10 +611,10 @@ class Parent:
         """The arguments of processes.Child for a task."""
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
         variables = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        if (
-            self.at_once > 1
-        ):  # those that prove side by side share the processors: more threads than these take turns by waiting
-            variables["OPENBLAS_NUM_THREADS"] = str(max(1, machine.physical_cores() // processes.AT_THE_DEVICE))
+        # Those that prove side by side share the processors: with more threads than these they wait for each other.
+        if self.at_once > 1 and (name := "OPENBLAS_NUM_THREADS") not in os.environ:
+            sharing = processes.AT_THE_DEVICE * max(1, len(self.gpus))
+            variables |= {name: str(max(1, machine.physical_cores() // sharing)), machine.OWN: name}
         return {
             "script": Path(self.benchmark.script),
             "job": {"task": task, "constants": self.constants, "device": self.device,

@@ -55,8 +55,8 @@ def check(device: str, frameworks: Sequence[str], say: Callable[[str], None]) ->
             say(f"rows of Keras on {FRAMEWORKS[framework].title} are skipped: {reason}")
 
 
-def frameworks_here(peers: bool) -> list[str]:
-    """TensorFlow, and of the others those that are installed; all of them where the user asked for them."""
+def frameworks_here(peers: bool = False) -> list[str]:
+    """TensorFlow, and of the others those that are installed; `peers`: all of them."""
     return [name for name in FRAMEWORKS if peers or not environments.missing(name)]
 
 

@@ -155,7 +155,7 @@ install_into() { # installs what requirements-NAME.lock lists; PyTorch without C
   pip_install "$1" "requirements-$2.lock" --require-hashes -r "$root/requirements-$2.lock"
   if [ "$2" != torch-cpu ]; then return; fi
   # An index that cannot be reached is given up soon; a local wheel (PIP_FIND_LINKS) serves as well.
-  pip_install "$1" "PyTorch (requirements-torch-wheel.txt, from download.pytorch.org; or name a Python that has it, TORCH_PYTHON=...)" \
+  pip_install "$1" "PyTorch (requirements-torch-wheel.txt, from download.pytorch.org, or from a folder of wheels: PIP_FIND_LINKS=...)" \
     --no-deps --timeout=10 --retries=1 -r "$root/requirements-torch-wheel.txt"
 }
 
@@ -223,19 +223,23 @@ install_nightly() { # for one row: where it cannot be had (nightlies are deleted
 }
 
 install_peers() { # what the rows of other frameworks need, each with its own CUDA, once; after venv_is_current or install
-  local peer size started name
+  local peer size started name failed
   for peer in $(wanted_peers); do
     if peer_is_current "$peer"; then continue; fi
-    started=$SECONDS name=PyTorch size="about 1.3 GB"
+    started=$SECONDS failed=0 name=PyTorch size="about 1.3 GB"
     if [ "$peer" = jax ]; then name=JAX size="about 0.8 GB"; fi
     if [ "$peers_build" != cpu ]; then size="about 5 GB, CUDA included"; fi
     echo "installing $name for $peers_build into .venv/$peer ($size, once)" >&2
     trap 'echo "interrupted: the next run with --peers goes on" >&2; exit 130' INT
-    make_env "$venv/$peer" "$peer" "$peers_build"
+    (make_env "$venv/$peer" "$peer" "$peers_build") || failed=$?
     trap - INT
-    echo "installed in $((SECONDS - started)) s" >&2
+    case $failed in
+      0) echo "installed in $((SECONDS - started)) s" >&2 ;;
+      1) echo "the rows of $name are skipped; a Python that has it serves too: $(tr '[:lower:]' '[:upper:]' <<<"$peer")_PYTHON=..." >&2 ;;
+      *) exit "$failed" ;;
+    esac
   done
-  install_nightly
+  if [ -f "$venv/jax/$stamp" ]; then install_nightly; fi
 }
 
 install_dev() { # what the tests need on top, once: they hold our LSTMs against PyTorch's and JAX' in one process, on the CPU
@@ -248,12 +252,14 @@ install_dev() { # what the tests need on top, once: they hold our LSTMs against 
 }
 
 resolved() { # resolved PIP-ARGUMENTS... prints what pip would install, downloads no package, installs nothing
-  "$python" -m pip install --dry-run --ignore-installed --quiet --report - "${pip_options[@]}" "$@" </dev/null |
-    "$python" -c 'import json, sys
+  local report
+  report=$("$python" -m pip install --dry-run --ignore-installed --quiet --report - "${pip_options[@]}" "$@" </dev/null) ||
+    die 1 "pip finds no such packages (it says why above)"
+  "$python" -c 'import json, sys
 found = json.load(sys.stdin)["install"]
 sums = [package["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "unknown") for package in found]
 names = ["{name}=={version}".format(**package["metadata"]) for package in found]
-print(*sorted(f"{name} sha256:{digest}" for name, digest in zip(names, sums)), sep="\n")'
+print(*sorted(f"{name} sha256:{digest}" for name, digest in zip(names, sums)), sep="\n")' <<<"$report"
 }
 
 dry_run_install() { # dry_run_install PEERS: what would be installed here, with PEERS=yes the peers too

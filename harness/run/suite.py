@@ -217,7 +217,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         preflight.check(device, preflight.frameworks_here(peers), say)
         return 0
     if device == "gpu":
-        preflight.once(device, preflight.frameworks_here(peers), say)
+        preflight.once(device, preflight.frameworks_here(), say)
     resume = "resume" in found.flags
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
     if resume and not out.exists():

@@ -31,11 +31,12 @@ __all__ = [
 LAYERS = {"lstm": CudnnLSTMLayer, "gru": CudnnGRULayer, "rnn_tanh": CudnnRNNTanhLayer, "rnn_relu": CudnnRNNReluLayer}
 
 
-def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLayer:
+def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer], **kwargs) -> CudnnLayer:
     """One layer in place of a list of Keras' layers, the lowest first.
 
     Args:
-        layers: built keras.layers.LSTM, GRU or SimpleRNN, or Bidirectional of one of them; all of one kind, with the same units.
+        layers: built keras.layers.LSTM, GRU or SimpleRNN, or Bidirectional of one of them; all of one kind, with the same
+            units; or one of them.
         kwargs: arguments of the new layer, before return_sequences, trainable and the dtype policy, which it takes from `layers`.
             `return_state` and `stateful` of Keras' layers are not taken over: their states come layer by layer.
 
@@ -45,6 +46,7 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> CudnnLa
     Raises:
         ValueError: layers that are not built, have different dtype policies, or are no such stack (keras_config.py).
     """
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else layers
     fields, arrays, own = read_keras_layers(layers)
     weights = {}
     for k, of_layer in enumerate(arrays):

@@ -50,7 +50,7 @@ class CudnnLayer(StackLayer):
         stateful: whether a batch starts from the final states of the one before. The batch size must be fixed then.
         time_major: whether inputs, masks and outputs are [time, batch, …]; else [batch, time, …]. Keras' `fit` and `predict` cut
             arrays into batches along their first axis, so this is for layers inside of a model.
-        seed: of dropout, an int32; None is 0. cuDNN draws the same masks from it but for a few numbers in a thousand.
+        seed: of dropout, an int32; None is 0. On an H200 cuDNN 9.19 drew masks of one seed that differed in few elements.
         use_cudnn: True (cuDNN, or an error where TensorFlow sees no NVIDIA GPU), False (TensorFlow's ops) or "auto" (cuDNN where
             TensorFlow sees an NVIDIA GPU). get_config says "auto" for True, so that a file opens on a CPU.
         kwargs: name, dtype, trainable and so on of keras.layers.Layer.

@@ -21,11 +21,11 @@ OWN = ("recurrent_dropout", *PENALTIES)  # settings of keras.layers.LSTM that Wa
 TORCH_DTYPES = ("float16", "float32", "float64")
 
 
-def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> WavefrontLSTM:
+def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer], **kwargs) -> WavefrontLSTM:
     """One layer in place of a list of Keras' layers, the lowest first.
 
     Args:
-        layers: built keras.layers.LSTM, or Bidirectional of it, all with the same units.
+        layers: built keras.layers.LSTM, or Bidirectional of it, all with the same units; or one of them.
         kwargs: arguments of the new layer, before those that it takes from `layers`: return_sequences of the last one, and the
             dtype policy, trainable, recurrent_dropout, regularizers and constraints of all. Layers with return_state=True or
             stateful=True ask for that argument here, since states of a stack have another form and a stateful one a batch size.
@@ -37,6 +37,7 @@ def from_keras_layers(layers: Sequence[keras.layers.Layer], **kwargs) -> Wavefro
         ValueError: layers that are not built, have different dtype policies or other settings, or are no such stack
             (keras_config.py); or return_state or stateful as above.
     """
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else layers
     fields, arrays, own = read_keras_layers(layers, OWN)
     _check_lstm(fields.pop("mode"))
     for k, layer in enumerate(layers):

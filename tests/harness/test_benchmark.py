@@ -61,9 +61,28 @@ def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_find
     assert not list(stub.out.glob(".compiled*"))
     assert stub.main("--full", "--rows=compiles", "--at-once=3", "--out=" + str(stub.out.with_name("beside"))) == 0
     beside = [line for line in stub.starts() if line.startswith("found")]
-    assert sorted(beside) == ["found []", "found no folder", "found no folder"], (
-        "none has ended before the others start"
+    first, *others = sorted(beside)
+    assert first == "found []" and len(others) == 2 and all("'0'" in found for found in others), (
+        "they wait for the first"
     )
+
+
+def test_threads_that_the_suite_sets_are_recorded_as_no_choice_of_the_users(stub, monkeypatch):
+    name = "OPENBLAS_NUM_THREADS"
+
+    def child():
+        parent = benchmark.Parent(stub.module.BENCHMARK, stub.arguments("--at-once=2"))
+        parent.out = stub.out
+        env = {**os.environ, **parent._child("row", row="first")["env"]}
+        ask = "from harness.record import machine; print(*machine.VARIABLES)"
+        seen = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True).stdout
+        return env[name], name in seen.split()
+
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "physical_cores", lambda: 16)
+    assert child() == ("5", False)  # of the three that prove side by side
+    monkeypatch.setenv(name, "7")
+    assert child() == ("7", True)
 
 
 def test_rows_are_spread_over_the_gpus_and_each_stays_on_one(stub, monkeypatch):

@@ -76,14 +76,14 @@ def test_an_overview_has_a_line_per_workload_and_the_fastest_row_against_base_an
     run = run_of(tmp_path / "run", *rows, make("jax_scan", status="failed", reason="x"), layout=OURS)
     head, _, line = cells(documents.overview(run, ["keras", "jax_scan", "eager"]))
     assert head[1:] == ["`keras`", "`jax_scan`", "`eager`", "fastest, against `keras`", "against the fastest peer"]
-    assert line == ["`ptb` large, tf32, ms", "10.0~", "failed", "-", "`wavefront` 5.00x", "`torch_lstm` 2.50x"]
+    assert line == ["`ptb` large, tf32, ms", "10.0~", "failed", "-", "`wavefront` 5.00x~", "`torch_lstm` 2.50x~"]
 
 
 def test_an_overview_marks_what_departs_from_the_protocol_and_says_where_a_peer_is_fastest(tmp_path):
     notes = ["departs from the published protocol: UNITS=8"]
     run = run_of(tmp_path / "run", make("keras", 10.0, notes=notes), make("wavefront", 20.0), layout=OURS)
     text = documents.overview(run, ["keras"])
-    assert cells(text)[2] == ["`ptb` large, tf32, ms*", "10.0~", "`keras` 1.00x", "is a peer"]
+    assert cells(text)[2] == ["`ptb` large, tf32, ms*", "10.0~", "`keras` 1.00x~", "is a peer"]
     assert "\\* departs from the published protocol" in text and "~ the page warns" in text
 
 

@@ -31,6 +31,7 @@ def measured(monkeypatch):
         reset_memory_peak=lambda: None,
         memory_peak=lambda: happened.append("memory") or 7,
         to_numpy=lambda losses: np.array(losses, float),
+        finds_compiled=True,
     )
     monkeypatch.setattr(measurement.runtimes, "make", lambda *_: runtime)
     monkeypatch.setattr(measurement, "load_reference", lambda path: {"forward_losses": [1.0]})
@@ -132,6 +133,36 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     timed = ["its turn", "time forward", "time train", "end: its turn"]
     assert happened == ["trace train", "trace forward"] * traces + proven + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]
+
+
+@pytest.mark.parametrize(("device", "process", "sampled"), [("gpu", 0, True), ("gpu", 1, False), ("cpu", 0, False)])
+def test_utilisation_is_sampled_once_of_the_training_before_anything_is_timed(monkeypatch, device, process, sampled):
+    happened = []
+    row = object.__new__(measurement.Measurement)
+    row.runtime, row.process, row.device = SimpleNamespace(sync=lambda: None), process, device
+    row._turns, row._phases, row._compiles, row._reference_path = Entered(happened), Anything(), True, None
+    monkeypatch.setattr(measurement, "wait_for", lambda _: None)
+    monkeypatch.setattr(measurement, "load_reference", lambda _: {})
+    stands_in = {
+        "_prove": lambda trial, mode: (SimpleNamespace(failures={}), {}),
+        "_time": lambda trial, mode, *_: happened.append(f"time {mode}") or ({"blocks_ms": [1.0]}, 1),
+        "_single_steps": lambda trial, mode: {},
+        "_utilisation": lambda work: happened.append("utilisation") or 90.0,
+        "_after_blocks": lambda *_: None,
+        "_memory_of": lambda *_: None,
+        "_share": lambda *_: None,
+        "_finish": lambda part, proof: part,
+    }
+    for name, stand_in in stands_in.items():
+        monkeypatch.setattr(row, name, stand_in, raising=False)
+    trial = SimpleNamespace(train=print, forward=print, batches=["a"], restore=lambda: None, weights=dict)
+    parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
+    turn = happened[happened.index("its turn") + 1 : happened.index("end: its turn")]
+    assert turn == ["utilisation"] * sampled + ["time forward", "time train"]
+    assert (parts["train"].get("gpu_utilisation"), "gpu_utilisation" in parts["forward"]) == (
+        90.0 if sampled else None,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("whole_s", "much"), [(None, False), (54.0, False), (56.0, True)])

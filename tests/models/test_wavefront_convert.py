@@ -43,6 +43,12 @@ def test_keras_layers_become_one_layer_and_come_back(direction, return_sequences
     assert_same(from_keras_layers(back).get_canonical(), parameters(spec))
 
 
+@pytest.mark.parametrize("convert", [from_keras_layers, cudnn_from_keras_layers])
+def test_one_layer_needs_no_list(convert):
+    [own] = keras_layers(layouts.StackSpec("lstm", 1, UNITS, FEATURES, False), True)
+    assert_same(convert(own).get_canonical(), convert([own]).get_canonical())
+
+
 @pytest.mark.parametrize("dtype", ["float64", "mixed_float16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_cudnn_layer_becomes_a_wavefront_and_comes_back(direction, dtype):
