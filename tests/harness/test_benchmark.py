@@ -61,7 +61,7 @@ def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_find
     assert not list(stub.out.glob(".compiled*"))
     assert stub.main("--full", "--rows=compiles", "--at-once=3", "--out=" + str(stub.out.with_name("beside"))) == 0
     beside = [line for line in stub.starts() if line.startswith("found")]
-    first, *others = sorted(beside)
+    *others, first = sorted(beside)
     assert first == "found []" and len(others) == 2 and all("'0'" in found for found in others), (
         "they wait for the first"
     )
