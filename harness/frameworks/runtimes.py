@@ -18,7 +18,6 @@ class Runtime(Protocol):
         device_name: the device in the framework's own words, such as "/GPU:0" or "cuda:0".
         tensor_type: the class of its tensors, those that a step is run on.
         keeps_compiled: environment variables, read when it is imported, that let it keep what it compiles in the folder "{}".
-        finds_compiled: whether it takes what an earlier process has compiled from a folder of the run.
         draws: by which ops of its profiles random numbers are drawn.
         waits: (owner, name) of the functions by which a step would wait for the device, besides reading a tensor.
     """
@@ -29,7 +28,6 @@ class Runtime(Protocol):
     device_name: str
     tensor_type: type
     keeps_compiled: Mapping[str, str]
-    finds_compiled: bool
     draws: Draws
     waits: Sequence[tuple[Any, str]]
 
@@ -79,12 +77,14 @@ def make(framework: str, device: str, precision: str, threads: int, compiled: st
             Where the user has set one of these variables, they stay as they are.
     """
     found = kind(framework)
-    keeps = bool(compiled) and not found.keeps_compiled.keys() & os.environ.keys()
-    if keeps:
+    if finds_compiled(framework, compiled):
         os.environ.update({variable: value.format(compiled) for variable, value in found.keeps_compiled.items()})
-    runtime = found(device, precision, threads)
-    runtime.finds_compiled = keeps
-    return runtime
+    return found(device, precision, threads)
+
+
+def finds_compiled(framework: str, compiled: str | None) -> bool:
+    """Whether `make` gives the framework that folder; to be asked before. What lies there needs no compiling."""
+    return bool(compiled) and not kind(framework).keeps_compiled.keys() & os.environ.keys()
 
 
 def kind(framework: str) -> type[Runtime]:

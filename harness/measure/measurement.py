@@ -91,9 +91,9 @@ class Measurement:
         self._protocol = job["protocol"]
         self._matmul_flops = job["matmul_flops"]
         cores, compiled = machine.physical_cores(), job.get("compiled")
-        self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
         # Compilers choose kernels by how fast they are: a process that finds nothing compiled has the device alone meanwhile.
-        self._compiles = not (self.process and self.runtime.finds_compiled)
+        self._compiles = not (self.process and runtimes.finds_compiled(framework, compiled))
+        self.runtime = runtimes.make(framework, self.device, self.precision, cores, compiled)
         self._phases.over("framework")
         self._reference_path = Path(job["reference"])
         self._clocks = [self._clock("start")]

@@ -31,7 +31,6 @@ def measured(monkeypatch):
         reset_memory_peak=lambda: None,
         memory_peak=lambda: happened.append("memory") or 7,
         to_numpy=lambda losses: np.array(losses, float),
-        finds_compiled=True,
     )
     monkeypatch.setattr(measurement.runtimes, "make", lambda *_: runtime)
     monkeypatch.setattr(measurement, "load_reference", lambda path: {"forward_losses": [1.0]})

@@ -43,7 +43,7 @@ class FakeRuntime:
     """A framework in which everything happens at once."""
 
     name, to_host_bytes, profile_of, read_s, tensor_type = "tensorflow", 0, PROFILE, 0.0, OnDevice
-    waits, finds_compiled = (), True
+    waits = ()
     does_half = 1  # 2: of every two steps in a row only one does its work
 
     def on_device(self, tensor):

@@ -157,6 +157,8 @@ def test_framework_is_given_where_to_keep_what_it_compiles_unless_the_user_has_s
     monkeypatch.setattr(kind, "__init__", lambda *_: None)
     for users in ({}, {next(iter(kind.keeps_compiled)): "mine"}):
         monkeypatch.setattr(runtimes.os, "environ", dict(users))
+        assert runtimes.finds_compiled(framework, "/a/folder") == (not users)
+        assert not runtimes.finds_compiled(framework, None)
         runtimes.make(framework, "cpu", "fp32", 1, "/a/folder")
         given = {name: value.format("/a/folder") for name, value in kind.keeps_compiled.items()}
         assert runtimes.os.environ == (users or given)
