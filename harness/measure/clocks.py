@@ -19,8 +19,8 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-# s that one batch takes at the least: batches per block then, which takes 0.2 s or more all the same
-SLOW = {0.05: 5, 0.02: 10}
+# s that one batch takes at the least: batches per block then, which takes 0.4 s or more all the same
+SLOW = {0.1: 5, 0.05: 10, 0.02: 20}
 WINDOW_S = 0.05  # of the warm-up's second window
 WINDOW_GROWTH = 1.25
 SETTLED = 1.02  # the slowest of the last SETTLED_WINDOWS windows against the fastest, per batch

@@ -73,7 +73,8 @@ def test_block_is_the_smallest_multiple_of_50_that_fills_the_time(batch_s, size)
 
 
 def test_block_of_slow_batches_has_fewer():
-    assert [clocks.block_size(s, 50, 0.25) for s in (0.0501, 0.0499, 0.0201, 0.0199)] == [5, 10, 10, 50]
+    seconds = (0.1001, 0.0999, 0.0501, 0.0499, 0.0201, 0.0199)
+    assert [clocks.block_size(s, 50, 0.25) for s in seconds] == [5, 10, 10, 20, 20, 50]
     assert clocks.block_size(10.0, 3, 0.25) == 3
 
 
