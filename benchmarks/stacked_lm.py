@@ -49,7 +49,7 @@ BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row
 ROW_LIMIT_S = None          # s; a process that takes longer is stopped
 ROW_BUDGET_S = None         # s; a row that has taken longer gets no further process
-MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that fills it
+MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that fills it; five hold a second of Joules
 STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on

@@ -125,8 +125,8 @@ class Measurement:
             modes: "forward", "train" and "stack" → floating-point operations per batch.
             items_per_batch, unit: what throughput counts, such as 128 and "sequences/s"; a number per staged batch where the
                 batches differ.
-            details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation by the
-                training.
+            details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation by
+                training steps, for UTILISATION_S.
 
         Returns:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
@@ -162,9 +162,8 @@ class Measurement:
         sizes = {}
         with self._turns.timed() if proven else contextlib.nullcontext():
             self._phases.over("waiting")
-            if (
-                details and "train" in proven and self.device == "gpu" and not self.process
-            ):  # far from the training's blocks
+            # Before all blocks: the proof goes on from their end, and the training's come last.
+            if details and "train" in proven and self.device == "gpu" and not self.process:
                 trial.restore()
                 parts["train"]["gpu_utilisation"] = self._utilisation(
                     lambda: clocks.run_for(UTILISATION_S, *timed_of(trial, "train"), self.runtime.sync)

@@ -22,9 +22,7 @@ TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
 UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
 PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of the processor that the table is of
 LATER = 0.4  # of what a row's first process takes, a later one does, which has less to prove
-GAIN = (
-    0.2  # by each process that prepares beside another: what the stacked LM on an H200 showed, with four and with eight
-)
+GAIN = 0.2  # by each process that prepares beside another: the stacked LM on an H200, by four and by eight
 TRIES = 40  # long enough for other processes to get their turns
 
 
