@@ -100,9 +100,13 @@ def test_bf16_mistaken_for_another_precision_fails(row, label, executed_in):
 
 @pytest.mark.parametrize(("policy", "limit"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
 @pytest.mark.parametrize(("units", "layers", "batch"), [(48, 3, 20), (650, 2, 20)])
-def test_recurrent_dropout_of_the_persistent_kernels_is_that_of_xla(gpu_runtime, units, layers, batch, policy, limit):
-    """With one seed both draw the same masks."""
+@pytest.mark.parametrize("masked", [False, True])
+def test_recurrent_dropout_and_masks_of_the_persistent_kernels_are_those_of_xla(
+    gpu_runtime, masked, units, layers, batch, policy, limit
+):
+    """With one seed both draw the same. Sequences are of all lengths from 0 to 9 where there is a mask."""
     cases.execute_in("fp32")
+    mask = np.arange(9) < np.arange(batch)[:, np.newaxis] % 10 if masked else None
     x = np.random.default_rng(0).normal(size=(batch, 9, 30)).astype("float32")
     options = dict(recurrent_dropout=0.4, seed=1, return_sequences=True, dtype=policy)
     kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
@@ -112,11 +116,11 @@ def test_recurrent_dropout_of_the_persistent_kernels_is_that_of_xla(gpu_runtime,
     found = []
     for layer in kinds:
         with tf.GradientTape() as tape:
-            outputs = layer(x, training=True)
+            outputs = layer(x, training=True, mask=mask)
             loss = tf.reduce_sum(tf.square(tf.cast(outputs, "float32")))
         gradients = tape.gradient(loss, [variable.value for variable in layer.trainable_variables])
         found.append([np.asarray(tf.cast(y, "float32")) for y in (outputs, *gradients)])
-        assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x), "float32"))).max() > 1e-2, "without masks"
+        assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x, mask=mask), "float32"))).max() > 1e-2, "no dropout"
     for given, expected in zip(found[1], found[0], strict=True):
         assert error(given, expected) < limit
 

@@ -27,9 +27,9 @@ draws, TensorFlow draws differently under XLA.
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
 float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data set
-with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Masks, layer normalization
-and bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs and the call is not eager,
-else "xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
+with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Layer normalization and
+bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs, the call is not eager and has no
+mask, else "xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
@@ -282,15 +282,13 @@ class WavefrontLSTM(StackLayer):
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self._between(training)
-        if self._choose(x, layers, lengths, dropout, keep) == "persistent":
-            if lengths is not None:
-                raise ValueError("mask: given, not supported by implementation='persistent'; use implementation='xla'")
-            outputs, *finals = persistent_stack(x, layers, *states, dropout=dropout, keep=keep)
-            return outputs, finals
+        chosen = self._choose(x, layers, lengths, dropout, keep)
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
-        if self.spec.bidirectional:
+        if chosen == "persistent":
+            run = persistent_stack
+        elif self.spec.bidirectional:
             run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))
         else:
             run = lstm_stack

@@ -40,21 +40,24 @@ def persistent_stack(
     h: tf.Tensor,
     c: tf.Tensor,
     *,
+    lengths: tf.Tensor | None = None,
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
     keep: tf.Tensor | None = None,
     together: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run a stack of unidirectional layers. Its second derivatives, and Jacobians, are those of schedule.py.
 
-    Args, returns: as of stack.lstm_stack, without lengths and layer normalisation; sizes are static. Layers with
-        dropout between them go one at a time.
+    Args, returns: as of stack.lstm_stack, without layer normalisation; sizes are static. Layers with dropout between them go
+        one at a time. A sequence that has ended takes as long as one that has not.
 
     Raises:
         ValueError: unsupported GPU, dtype or shape.
     """
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    work, together = planned(inputs, layers, bool(dropout), keep is not None, together)
+    work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together)
+    if lengths is not None:
+        lengths = tf.ensure_shape(tf.cast(lengths, tf.int32), [batch])
     padded = work.units
     more = padded - units
     h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
@@ -75,19 +78,25 @@ def persistent_stack(
         projected = tf.reshape(projected, [time, batch, 4 * padded])
         links = tf.stack(kernels[1:]) if len(group) > 1 else None
         own = slice(first, first + together)
-        inputs, *final = advance(projected, recurrent, links, bias, h[own], c[own], None if keep is None else keep[own])
+        kept = None if keep is None else keep[own]
+        inputs, *final = advance(projected, recurrent, links, bias, h[own], c[own], kept, lengths)
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
     return inputs[..., :units], h, c
 
 
 def planned(
-    inputs: tf.Tensor, layers: Sequence[LayerWeights], dropout: bool, keep: bool, together: int | None = None
+    inputs: tf.Tensor,
+    layers: Sequence[LayerWeights],
+    dropout: bool,
+    keep: bool,
+    lengths: bool,
+    together: int | None = None,
 ) -> tuple[Work, int]:
     """What persistent_stack would run: the work of one forward step of all layers, and how many of them advance together.
 
     Args:
-        dropout, keep: whether there is such an argument.
+        dropout, keep, lengths: whether there is such an argument.
 
     Raises:
         ValueError: as persistent_stack.
@@ -96,9 +105,8 @@ def planned(
     _check(inputs, layers, chip)
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    work = Work(
-        len(layers), batch, padded_units(units, inputs.dtype.size), _dtype_code(inputs.dtype), False, bool(keep)
-    )
+    padded = padded_units(units, inputs.dtype.size)
+    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False, keep, lengths)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
@@ -140,7 +148,7 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
         raise ValueError("layer normalisation given, which the kernels do not do; use implementation='xla'")
 
 
-def advance(projected, recurrent, links, bias, h, c, keep=None):
+def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
     """The layers of `recurrent` together, as of schedule.advance; units are padded, and linked where there are more.
 
     Args:
@@ -149,25 +157,26 @@ def advance(projected, recurrent, links, bias, h, c, keep=None):
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
         keep: [lanes, 4, batch, units] booleans, or None.
+        lengths: [batch] int32, or None.
 
     Returns:
-        outputs [time, batch, units] of the last lane, and the final h and c.
+        outputs [time, batch, units] of the last lane, 0 past a sequence's end, and the final h and c.
     """
     dtype_code = _dtype_code(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
 
     @tf.custom_gradient
     def run(*sources):
-        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, *_unwatched(sources), keep)
+        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, *_unwatched(sources), keep, lengths)
 
         def gradient(*upstream):
             if nvrtc.vectorized():
-                return _gradient_by_schedule(sources, upstream, keep)
+                return _gradient_by_schedule(sources, upstream, keep, lengths)
 
             @tf.custom_gradient
             def once(*given):
                 _, recurrent, links, _, _, c, *above = _unwatched(given)
-                found = _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, *above)
-                return found, functools.partial(_second_derivatives, given, keep)
+                found = _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, lengths, *above)
+                return found, functools.partial(_second_derivatives, given, keep, lengths)
 
             return once(*sources, *upstream)
 
@@ -184,7 +193,7 @@ def _unwatched(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.stop_gradient(tensor) for tensor in tensors]
 
 
-def _gradient_by_schedule(sources, upstream, keep):
+def _gradient_by_schedule(sources, upstream, keep, lengths):
     """What the backward kernel computes, in TensorFlow, in a graph: for what takes operations apart or differentiates them.
 
     Args:
@@ -194,26 +203,27 @@ def _gradient_by_schedule(sources, upstream, keep):
     projected, recurrent, links, bias, h, c = sources
     links = links if links.shape[0] else None
     bias = tf.cast(bias, projected.dtype)
-    outputs, h, c = schedule.advance(projected[tf.newaxis], recurrent, links, bias, h, c, keep=keep)
+    outputs, h, c = schedule.advance(projected[tf.newaxis], recurrent, links, bias, h, c, lengths=lengths, keep=keep)
     return tf.gradients([outputs[0], h, c], sources, list(upstream), unconnected_gradients="zero")
 
 
-def _second_derivatives(given, keep, *d_gradients):
+def _second_derivatives(given, keep, lengths, *d_gradients):
     """Gradients by `given`, sources and upstream of _gradient_by_schedule, of the gradients that it returns."""
-    tensors = [*given, *d_gradients, *([] if keep is None else [keep])]
+    tensors = {"given": given, "d_gradients": d_gradients, "keep": keep, "lengths": lengths}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
     return _traced_second_derivatives.get_concrete_function(tensors)(tensors)
 
 
 @tf.function(autograph=False)
 def _traced_second_derivatives(tensors):
     """The same in a graph: in a tf.autodiff.ForwardAccumulator tapes record nothing."""
-    sources, upstream, d_gradients, keep = tensors[:6], tensors[6:9], tensors[9:15], tensors[15:]
-    found = _gradient_by_schedule(sources, upstream, keep[0] if keep else None)
+    sources, upstream, d_gradients = tensors["given"][:6], tensors["given"][6:], tensors["d_gradients"]
+    found = _gradient_by_schedule(sources, upstream, tensors.get("keep"), tensors.get("lengths"))
     return tf.gradients(found, [*sources, *upstream], d_gradients, unconnected_gradients="zero")
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep):
+def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
     (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
@@ -232,20 +242,23 @@ def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep):
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_words(keep, dtype)]
-    found = _launch(Work(lanes, batch, units, dtype_code, False, keep is not None), time, operands, results)
+    work = Work(lanes, batch, units, dtype_code, False, keep is not None, lengths is not None)
+    operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_options(keep, lengths, dtype)]
+    found = _launch(work, time, operands, results)
     if lanes == 1:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, keep, d_outputs, d_h_end, d_c_end):
+def _backward(
+    dtype_code: int, recurrent, links, first, rest, gates, cells, c, keep, lengths, d_outputs, d_h_end, d_c_end
+):
     """Gradients by (projected, recurrent, links, bias, h, c)."""
     (lanes, units, _), (time, batch, _) = recurrent.shape, first.shape
     weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if lanes > 1 else recurrent
     dtype, wide = recurrent.dtype, tf.float32
-    work = Work(lanes, batch, units, dtype_code, True, keep is not None)
+    work = Work(lanes, batch, units, dtype_code, True, keep is not None, lengths is not None)
     results = [tf.TensorSpec([time, batch, 4 * units], dtype)]
     if lanes > 1:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
@@ -255,7 +268,8 @@ def _backward(dtype_code: int, recurrent, links, first, rest, gates, cells, c, k
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *_words(keep, dtype)]
+    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
+    operands += _options(keep, lengths, dtype)
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
     d_links = links
@@ -286,18 +300,21 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
 
 
-def _words(keep: tf.Tensor | None, dtype: tf.DType) -> list[tf.Tensor]:
+def _options(keep: tf.Tensor | None, lengths: tf.Tensor | None, dtype: tf.DType) -> list[tf.Tensor]:
+    """The kernels' operands of what a stack may have or not."""
+    return [*([] if keep is None else [_words(keep, dtype)]), *([] if lengths is None else [lengths])]
+
+
+def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """The kernels' operand for keep [lanes, 4, batch, units]: int32 [lanes, batch, units / V], V numbers in 16 bytes each.
 
     Bit gate · V + unit % V says whether the gate sees the unit's h.
     """
-    if keep is None:
-        return []
     lanes, gates, batch, units = keep.shape
     vector = 16 // dtype.size
     bits = tf.reshape(tf.range(gates * vector), [gates, 1, 1, vector])
     of_vectors = tf.reshape(tf.cast(keep, tf.int32), [lanes, gates, batch, units // vector, vector])
-    return [tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])]
+    return tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])
 
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:

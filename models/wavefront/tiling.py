@@ -35,6 +35,7 @@ class Work(NamedTuple):
         dtype_code: of DTYPE_CODES.
         backward: which of the two kernels.
         recurrent_dropout: whether gates see parts of h alone.
+        lengths: whether sequences have lengths of their own.
     """
 
     lanes: int
@@ -43,6 +44,7 @@ class Work(NamedTuple):
     dtype_code: int
     backward: bool
     recurrent_dropout: bool = False
+    lengths: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -165,6 +167,7 @@ def _placements(work: Work, chip: Chip, tiling: Tiling, row_tiles: int, tiles: i
     free = REGISTERS[work.dtype_code] - (8 if work.backward else 5) * tiles - row_tiles * tiles * 4
     kept = tiles * work.recurrent_dropout  # words of masks: backward of all sums, forward beside each operand
     free -= row_tiles * kept if work.backward else 0
+    free -= tiles * (1 + work.backward) * work.lengths  # a sequence's end, and the gradient by an h that stands still
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         left = chip.shared_bytes - _partial_bytes(16 * row_tiles, chunk)
         in_shared = min(left // (WARPS * 16 * row_tiles * LINE), count)
@@ -223,6 +226,6 @@ def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...
         "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code,
         "BACKWARD": int(work.backward), "UNIT_TILE": tiling.unit_tile, "BATCH_TILE": tiling.batch_tile, "SPLIT": tiling.split,
         "IN_REGISTERS": tiling.in_registers, "IN_SHARED": tiling.in_shared, "PREFETCH_DEPTH": tiling.prefetch_depth,
-        "CHUNK": tiling.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout),
+        "CHUNK": tiling.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
     }  # fmt: skip
     return tuple(found.items())

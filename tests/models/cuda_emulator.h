@@ -120,6 +120,7 @@ inline float __uint_as_float(unsigned x) { return emulator::bits(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline uint4 __ldg(const uint4* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
+inline int __ldg(const int* p) { return *p; }
 inline uint4 __ldcg(const uint4* p) { return *p; }
 inline uint4 __ldcs(const uint4* p) { return *p; }
 inline float __expf(float x) { return expf(x); }

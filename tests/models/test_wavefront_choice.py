@@ -1,5 +1,6 @@
 """implementation="auto" of WavefrontLSTM: the rule against every committed time, and what is chosen where."""
 
+import itertools
 import json
 import logging
 import re
@@ -284,10 +285,8 @@ def test_a_layer_says_each_choice_once(h200, caplog):
 
 def test_a_demand_is_no_choice(h200, caplog):
     caplog.set_level(logging.INFO, "wavefront_lstm")
-    for kind in ("xla", "persistent"):
-        assert traced(implementation=kind).chosen == kind
-    with pytest.raises(ValueError, match="mask: given, not supported by implementation='persistent'"):
-        traced(implementation="persistent", mask=True)
+    for kind, mask in itertools.product(("xla", "persistent"), (False, True)):
+        assert traced(implementation=kind, mask=mask).chosen == kind
     assert not [record for record in caplog.records if record.name == "wavefront_lstm"]
 
 
@@ -337,12 +336,14 @@ def test_a_model_that_the_kernels_trained_serves_on_a_cpu(monkeypatch, folder, t
 
 
 @needs_compiler
-def test_masks_and_batches_without_one_are_the_same_layer(monkeypatch, folder, eager_too):
-    """Embedding(mask_zero=True) in a functional model goes to XLA, its layer unmasked to the kernels; both are Keras' LSTM."""
+@pytest.mark.parametrize(("kind", "of_masks"), [("auto", "xla"), ("persistent", "persistent")])
+def test_masks_and_batches_without_one_are_the_same_layer(monkeypatch, folder, eager_too, kind, of_masks):
+    """Embedding(mask_zero=True) in a functional model goes to XLA unless the kernels are asked for, its layer unmasked to the
+    kernels; all are Keras' LSTM."""
     tokens = np.array([[3, 1, 2, 0], [1, 2, 3, 4], [5, 0, 0, 0]])
     inputs = keras.Input((4,), dtype="int32")
     embedding = keras.layers.Embedding(6, 4, mask_zero=True)
-    stack = WavefrontLSTM(16, 2)
+    stack = WavefrontLSTM(16, 2, implementation=kind)
     model = keras.Model(inputs, stack(embedding(inputs)))
     below, above = keras.layers.LSTM(16, return_sequences=True), keras.layers.LSTM(16)
     masked = keras.Model(inputs, above(below(embedding(inputs))))
@@ -351,7 +352,7 @@ def test_masks_and_batches_without_one_are_the_same_layer(monkeypatch, folder, e
     above.set_weights(weights[3:])
     with emulated(monkeypatch, folder, tf32=False):
         np.testing.assert_allclose(model(tokens), masked(tokens), atol=1e-5)
-        assert stack.chosen == "xla"
+        assert stack.chosen == of_masks
         x = tf.constant(np.random.default_rng(0).normal(size=(3, 4, 4)), "float32")
         np.testing.assert_allclose(stack(x), above(below(x)), atol=1e-5)
         assert stack.chosen == "persistent"

@@ -40,11 +40,14 @@ def folder(tmp_path_factory):
 def results(stack, dtype, layers, features, units, batch, time, rounded=False, **options):
     """Outputs, states and every gradient of a random stack, as float64 arrays.
 
-    rounded: the weights that the kernels read are tf32 numbers. options: of the stack; keep=True: masks of recurrent dropout.
+    rounded: the weights that the kernels read are tf32 numbers. options: of the stack; keep=True: masks of recurrent dropout;
+    lengths=True: all there are, one after the other, from none to `time`.
     """
     rng = np.random.default_rng(1)
     if options.get("keep"):
         options["keep"] = tf.constant(np.random.default_rng(2).uniform(size=(layers, 4, batch, units)) < 0.6)
+    if options.get("lengths"):
+        options["lengths"] = tf.constant(np.arange(batch) % (time + 1), tf.int32)
 
     def some(*shape, scale=1.0, dtype=dtype):
         return tf.cast(rng.normal(size=shape) * scale, dtype)
@@ -103,6 +106,23 @@ def test_outputs_states_and_every_gradient_are_those_of_the_schedule(monkeypatch
             persistent_stack, "float32" if precision == "tf32" else precision, *shape, together=together, keep=keep
         )
     assert worst(found, expected) < LIMIT[precision]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "precision", "keep"), some_by_default(SHAPES, LIMIT, (None, True)))
+def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision, keep):
+    *shape, together = SHAPES[name]
+    options = dict(keep=keep, lengths=True)
+    expected = results(lstm_stack, "float64", *shape, **options)
+    with emulated(monkeypatch, folder, tf32=precision == "tf32"):
+        dtype = "float32" if precision == "tf32" else precision
+        found = results(persistent_stack, dtype, *shape, together=together, **options)
+    assert worst(found, expected) < LIMIT[precision]
+    time, batch = shape[4], shape[3]
+    past = np.arange(time)[:, np.newaxis] >= np.arange(batch) % (time + 1)
+    assert (
+        past.any() and not found[0][past].any() and not found[3][past].any()
+    )  # outputs, and the gradient by the inputs
 
 
 PLACES_BY_DEFAULT = {("in_registers", 1, None), ("in_shared", 2, None), ("streamed", 1, True)}
@@ -256,8 +276,8 @@ def works():
             padded = wavefront_tiling.padded_units(units, itemsize)
             for dtype_code in (0, 3) if itemsize == 4 else (1, 2):
                 for lanes in (1, layers):
-                    for backward, recurrent_dropout in itertools.product((False, True), repeat=2):
-                        yield Work(lanes, batch, padded, dtype_code, backward, recurrent_dropout)
+                    for backward, *options in itertools.product((False, True), repeat=3):
+                        yield Work(lanes, batch, padded, dtype_code, backward, *options)
 
 
 @pytest.mark.parametrize("chip", [H200, CHIP])
@@ -424,13 +444,6 @@ def test_sizes_that_are_not_known_are_refused(monkeypatch):
 def test_what_the_layer_cannot_do_persistently_is_refused_when_it_is_made(given, message):
     with pytest.raises(ValueError, match=message):
         WavefrontLSTM(16, **{"implementation": "persistent", **given})
-
-
-@needs_compiler
-def test_a_mask_is_refused(monkeypatch, folder):
-    layer = WavefrontLSTM(16, implementation="persistent")
-    with emulated(monkeypatch, folder), pytest.raises(ValueError, match="mask: given, not supported"):
-        layer(np.zeros((2, 3, 4), "float32"), mask=np.ones((2, 3), bool))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -26,6 +26,7 @@
 //                        c are float32
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
+//   LENGTHS              1: each sequence has a number of steps of its own; see Ends
 //   UNIT_TILE, BATCH_TILE, SPLIT, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
@@ -255,6 +256,19 @@ struct Masks {
   }
 };
 
+// With LENGTHS, the steps of each sequence. Past its end its states stand still, its outputs are 0, and nothing flows into its
+// gates; their gradients are 0, so that no product nor sum needs to know of it.
+struct Ends {
+  int of[COLUMN_TILES];
+
+  __device__ Ends(const int* lengths, const Place& place) {
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile)
+      of[tile] = LENGTHS && place.sequence(tile) < BATCH ? __ldg(lengths + place.sequence(tile)) : TIME;
+  }
+  __device__ bool passed(int tile, int time) const { return LENGTHS && time >= of[tile]; }
+};
+
 // The numbers of x whose bits are 1, from bit 0 on; the others are 0.
 __device__ inline unsigned masked(unsigned x, unsigned bits) {
   return VECTOR == 4 ? x & -(bits & 1) : x & ((bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u);
@@ -429,6 +443,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
 #endif
+#if LENGTHS
+    const int* __restrict__ lengths,       // [batch], see Ends
+#endif
     Number* first,
 #if LANES > 1
     Number* rest,
@@ -446,8 +463,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if !RECURRENT_DROPOUT
   const unsigned* seen = nullptr;
 #endif
+#if !LENGTHS
+  const int* lengths = nullptr;
+#endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
+  const Ends ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
   const size_t plane = (size_t)BATCH * UNITS;
@@ -505,9 +526,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         for (int gate = 0; gate < 4; ++gate)
           z[gate] = total(gate) + bias_of[gate] + (lane ? 0 : input[tile][gate]);
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
-        c[tile] = f * c[tile] + i * g;
+        const bool passed = ends.passed(tile, time);
+        if (!passed) c[tile] = f * c[tile] + i * g;
         gates_of[tile][0] = i, gates_of[tile][1] = f, gates_of[tile][2] = g, gates_of[tile][3] = o;
-        const Number h = to_operand(o * tangent(c[tile]));
+        const Number h = passed ? now[(size_t)sequence * pitch + unit] : to_operand(o * tangent(c[tile]));
 
         const size_t at = (size_t)sequence * UNITS + unit;
         if (time + 1 < TIME)
@@ -517,7 +539,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         if (lane + 1 < LANES)
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
         else
-          outputs[time * plane + at] = h;
+          outputs[time * plane + at] = passed ? Number(0) : h;
       });
     }
     if (step < TIME + LANES - 2) tell_group(place);
@@ -538,6 +560,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,
 #endif
+#if LENGTHS
+    const int* __restrict__ lengths,
+#endif
     Number* d_first,                       // [time, batch, 4·units]: of lane 0, by the gates' sums
 #if LANES > 1
     Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
@@ -553,15 +578,19 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if !RECURRENT_DROPOUT
   const unsigned* seen = nullptr;
 #endif
+#if !LENGTHS
+  const int* lengths = nullptr;
+#endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
+  const Ends ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const size_t plane = (size_t)BATCH * UNITS;
   Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * plane : d_first;
-  float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES];
+  float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES], d_h_kept[COLUMN_TILES];  // kept: of an h that stands still
 #pragma unroll
   for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-    d_c[tile] = c[tile] = 0;
+    d_c[tile] = c[tile] = d_h_kept[tile] = 0;
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
     d_c[tile] = d_c_end[lane * plane + at];
@@ -582,7 +611,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) gate_of[tile][gate] = gates_now[gate * UNITS];
           c_before[tile] = time ? cells[kept - plane + at] : c_0[lane * plane + at];
-          d_output[tile] = lane + 1 < LANES ? 0 : wide(d_outputs[time * plane + at]);
+          d_output[tile] = lane + 1 < LANES || ends.passed(tile, time) ? 0 : wide(d_outputs[time * plane + at]);
           if (time + 1 == TIME) d_output[tile] += wide(d_h_end[lane * plane + at]);
         }
     if (step < TIME + LANES - 2) wait_for_group(place, TIME + LANES - 2 - step);
@@ -596,13 +625,21 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       gather(sums, partial, place, [&](int tile, auto total) {
         const int sequence = place.sequence(tile);
         const size_t at = (size_t)sequence * UNITS + unit;
-        float d_h = total(0);
+        float d_h = total(0) + (LENGTHS ? d_h_kept[tile] : 0);
         if (time < 0) {
           d_h_0[lane * plane + at] = to_operand(d_h);
           d_c_0[lane * plane + at] = d_c[tile];
           return;
         }
         d_h += d_output[tile];
+        Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
+        if (ends.passed(tile, time)) {
+          d_h_kept[tile] = d_h;
+#pragma unroll
+          for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
+          return;
+        }
+        d_h_kept[tile] = 0;
         const float i = gate_of[tile][0], f = gate_of[tile][1], g = gate_of[tile][2], o = gate_of[tile][3];
         const float tanh_c = tangent(c[tile]);
         d_c[tile] += d_h * o * (1 - tanh_c * tanh_c);
@@ -610,7 +647,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
                                   d_c[tile] * i * (1 - g * g), d_h * tanh_c * o * (1 - o)};
         d_c[tile] *= f;
         c[tile] = c_before[tile];
-        Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
           to[gate * UNITS] = to_operand(d_gates[gate]);
