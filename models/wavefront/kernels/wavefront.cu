@@ -625,7 +625,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       gather(sums, partial, place, [&](int tile, auto total) {
         const int sequence = place.sequence(tile);
         const size_t at = (size_t)sequence * UNITS + unit;
-        float d_h = total(0) + (LENGTHS ? d_h_kept[tile] : 0);
+        float d_h = total(0);
+        if (LENGTHS) d_h += d_h_kept[tile];
         if (time < 0) {
           d_h_0[lane * plane + at] = to_operand(d_h);
           d_c_0[lane * plane + at] = d_c[tile];
