@@ -526,10 +526,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         for (int gate = 0; gate < 4; ++gate)
           z[gate] = total(gate) + bias_of[gate] + (lane ? 0 : input[tile][gate]);
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
-        const bool passed = ends.passed(tile, time);
-        if (!passed) c[tile] = f * c[tile] + i * g;
+        const float c_before = c[tile];
+        c[tile] = f * c[tile] + i * g;
         gates_of[tile][0] = i, gates_of[tile][1] = f, gates_of[tile][2] = g, gates_of[tile][3] = o;
-        const Number h = passed ? now[(size_t)sequence * pitch + unit] : to_operand(o * tangent(c[tile]));
+        Number h = to_operand(o * tangent(c[tile])), output = h;
+#if LENGTHS
+        if (ends.passed(tile, time)) c[tile] = c_before, h = now[(size_t)sequence * pitch + unit], output = 0;
+#endif
 
         const size_t at = (size_t)sequence * UNITS + unit;
         if (time + 1 < TIME)
@@ -539,7 +542,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         if (lane + 1 < LANES)
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
         else
-          outputs[time * plane + at] = passed ? Number(0) : h;
+          outputs[time * plane + at] = output;
       });
     }
     if (step < TIME + LANES - 2) tell_group(place);
