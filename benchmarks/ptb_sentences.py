@@ -1,4 +1,4 @@
-"""Words per second of a PTB language model that reads sentences of their own lengths, padded in three ways.
+"""Words per second of a PTB language model that reads sentences of their own lengths, padded in several ways.
 
 python benchmarks/ptb_sentences.py                         # every row, this machine
 python benchmarks/ptb_sentences.py --config=large --rows=bucketed
@@ -57,7 +57,14 @@ WAYS = {  # row → (what it is, padded to the longest sentence of all, the stac
     "padded": ("all batches padded to the longest one's steps", True, False),
     "lengths": ("padded likewise, with sequence_lengths", True, True),
     "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
+    "wavefront": (
+        "all batches padded to the longest one's steps, with a mask; the whole step compiled by XLA",
+        True,
+        True,
+    ),
+    "wavefront_persistent": ("likewise, the stack in persistent CUDA kernels called from XLA", True, True),
 }
+WAVEFRONT = ("wavefront", "wavefront_persistent")
 
 
 def expected_ops(c):
@@ -67,10 +74,16 @@ def expected_ops(c):
     return {"ops": {f"loop:{rows.MATMUL}": c.NUM_LAYERS}, "not_ops": rows.CUDNN_OP}
 
 
-ROWS_TABLE = {
-    row: benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16)
-    for row, (what, _, _) in WAYS.items()
-}
+def of_way(row):
+    """The row of a way to pad."""
+    what = WAYS[row][0]
+    if row not in WAVEFRONT:
+        return benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16)
+    found = benchmark.Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
+    return found._replace(what=f"WavefrontLSTM, {what}", needs_gpu=True)  # XLA on a CPU compiles it for half a minute
+
+
+ROWS_TABLE = {row: of_way(row) for row in WAYS}
 
 
 def load(c, location):
@@ -120,15 +133,19 @@ def run_row(row, c, measurement):
     from models.tf.cudnn_stack import CudnnStack
     from models.tf.language_model import COMPUTE_DTYPE
     from models.tf.sentence_model import SentenceModel
+    from models.tf.wavefront_stack import PersistentWavefrontStack, WavefrontStack
 
     _, to_longest, give_lengths = WAYS[row]
     weights, states, batches = start(c, measurement.data)
     dtype = COMPUTE_DTYPE[measurement.precision]
-    stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
+    if row in WAVEFRONT:
+        stack = {"wavefront": WavefrontStack}.get(row, PersistentWavefrontStack)(weights, c.NUM_LAYERS, dtype)
+    else:
+        stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
     longest = max(tokens.shape[1] for tokens, _, _ in batches)
     model = SentenceModel(
         stack, weights, states, batches, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
-        loss_scale=c.LOSS_SCALE, give_lengths=give_lengths,
+        loss_scale=c.LOSS_SCALE, give_lengths=give_lengths, jit_compile=row in WAVEFRONT,
         pad=lambda steps: longest if to_longest else -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS,
     )  # fmt: skip
     words = [int(lengths.sum()) for _, _, lengths in batches]
@@ -156,7 +173,7 @@ LAYOUT = {
         "The same sentences in the same batches in every row. A stack that is not given the lengths computes the padding; the "
         "softmax computes it in every row; neither enters the loss.",
         "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
-        "either way.",
+        "either way. So does WavefrontLSTM: a step past a sentence's end takes the time of any other.",
         "The first call of bucketed traces one of its numbers of steps; the others are traced in the warm-up.",
     ],
     "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},

@@ -262,12 +262,14 @@ class LanguageModel(trial.LanguageModelTrial):
         return loss * self.loss_scale, loss
 
     def _loss(self, logits, targets):
+        return self._reduced(self._losses(logits, targets))
+
+    def _losses(self, logits, targets):
+        """[batch, time]"""
         if self.jit_compile:
-            losses = self.head.cross_entropy(logits, targets)  # [batch, time]
-        else:
-            logits = tf.cast(logits, tf.float32) if logits.dtype.size == 2 else logits
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
-        return self._reduced(losses)
+            return self.head.cross_entropy(logits, targets)
+        logits = tf.cast(logits, tf.float32) if logits.dtype.size == 2 else logits
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
 
     def _reduced(self, losses):
         return tf.reduce_mean(losses if self.reduction == "mean" else tf.reduce_sum(losses, axis=self._time_axis))

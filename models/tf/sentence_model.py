@@ -57,9 +57,6 @@ class SentenceModel(LanguageModel):
         lengths = {"sequence_lengths": lengths} if self.give_lengths else {}
         return super()._network(tokens, states, training, stack_dropout, **lengths)
 
-    def _loss(self, logits, targets):
-        if logits.dtype.size == 2:
-            logits = tf.cast(logits, tf.float32)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
-        losses *= tf.cast(targets != IGNORED, losses.dtype)
-        return tf.reduce_mean(tf.reduce_sum(losses, axis=self._time_axis))
+    def _losses(self, logits, targets):
+        losses = super()._losses(logits, tf.maximum(targets, 0))
+        return losses * tf.cast(targets != IGNORED, losses.dtype)

@@ -52,9 +52,12 @@ class WavefrontStack(Stack):
         wide = "float32" if self.dtype in HALVES else self.dtype
         return tf.identity(tf.constant(h, self.dtype)), tf.identity(tf.constant(c, wide))
 
-    def __call__(self, inputs, states, dropout, training):
-        self.layer.given = dropout
-        outputs, h, c = self.layer(inputs, initial_state=list(states), training=training)
+    def __call__(self, inputs, states, dropout, training, sequence_lengths=None):
+        """As in Stack. sequence_lengths: Lengths [batch], or None: outputs after a sequence's end are 0."""
+        self.layer.given, mask = dropout, None
+        if sequence_lengths is not None:
+            mask = tf.transpose(tf.sequence_mask(sequence_lengths.on_device, inputs.shape[0]))
+        outputs, h, c = self.layer(inputs, initial_state=list(states), mask=mask, training=training)
         return outputs, (h, c)
 
 

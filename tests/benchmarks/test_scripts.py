@@ -124,7 +124,7 @@ ROWS = {
                 "deterministic_ops"],
     "latency": ["keras_predict", "keras_predict_on_batch", "keras_call", "keras_function", "keras_xla", "cudnn_stack",
                 "wavefront", "wavefront_persistent", "torch_lstm", "torch_lstm_graph", "torch_compile", "jax_scan", "jax_cudnn"],
-    "ptb_sentences": ["padded", "lengths", "bucketed"],
+    "ptb_sentences": ["padded", "lengths", "bucketed", "wavefront", "wavefront_persistent"],
     "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "cudnn_best", "jax_scan", "wavefront",
                 "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
@@ -340,7 +340,10 @@ def test_rows_of_sentences_differ_in_padding_and_lengths_and_in_nothing_else():
     steps = {row: [targets.shape[0] for _, targets in model.batches] for row, model in models.items()}
     assert steps["padded"] == steps["lengths"] == [max(longest)] * 8
     assert steps["bucketed"] == [-(-n // 10) * 10 for n in longest] and len(set(steps["bucketed"])) > 1
-    assert [models[row].give_lengths for row in ("padded", "lengths", "bucketed")] == [False, True, False]
+    assert [row for row, model in models.items() if model.give_lengths] == ["lengths", *script.WAVEFRONT]
+    for row in script.WAVEFRONT:
+        assert steps[row] == steps["padded"] and models[row].jit_compile
+        assert models[row].stack.implementation == {"wavefront": "xla"}.get(row, "persistent")
 
 
 # --- PTB's schedule -----------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from harness.measure.proof import Kernel
+from models import rows
 from models.cudnn.checks import Lengths
 from models.reference import expected
 from models.reference.networks import SGD, LanguageModel
 from models.tf.cudnn_stack import CudnnStack
 from models.tf.sentence_model import SentenceModel
+from models.tf.wavefront_stack import WavefrontStack
 from models.weights import canonical
 from tests import cases
 
@@ -60,11 +62,10 @@ def test_every_way_to_pad_passes_the_same_proof(way, reference, tensorflow_runti
 class CountsPadding(SentenceModel):
     """The usual mistake: the loss takes the padding's targets for words."""
 
-    def _loss(self, logits, targets):
+    def _losses(self, logits, targets):
         import tensorflow as tf
 
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
-        return tf.reduce_mean(tf.reduce_sum(losses, axis=0))
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
 
 
 def test_loss_that_counts_the_padding_fails_the_proof(reference, tensorflow_runtime):
@@ -85,6 +86,17 @@ def test_stack_that_is_said_to_know_the_lengths_and_is_not_told_fails_the_proof(
 
     proof = cases.prove(model_of("lengths", Forgets), "train", "fp32", reference, KERNEL, tensorflow_runtime).record()
     assert proof["failed"] == ["outputs"]
+
+
+def test_the_wavefront_that_is_given_the_lengths_passes_the_proof(reference, tensorflow_runtime):
+    stack = WavefrontStack(WEIGHTS, LAYERS)
+    model = SentenceModel(
+        stack, WEIGHTS, STATES, BATCHES, keras.optimizers.SGD(1.0), clip_norm=CLIP_NORM, jit_compile=True,
+        pad=lambda longest: 9, give_lengths=True,
+    )  # fmt: skip
+    kernel = Kernel(**rows.LANGUAGE_MODEL["wavefront"].expected_ops(LAYERS, 9, "cpu"))
+    proof = cases.prove(model, "train", "fp32", reference, kernel, tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
 
 
 @pytest.mark.parametrize("give_lengths", [False, True])
