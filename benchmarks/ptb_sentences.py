@@ -80,7 +80,7 @@ def of_way(row):
     if row not in WAVEFRONT:
         return benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16)
     found = benchmark.Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
-    return found._replace(what=f"WavefrontLSTM, {what}", needs_gpu=True)  # XLA on a CPU compiles it for half a minute
+    return found._replace(what=f"WavefrontLSTM, {what}")
 
 
 ROWS_TABLE = {row: of_way(row) for row in WAYS}
