@@ -50,7 +50,7 @@ USAGE = [
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
     ("--gpus=2", "spread the rows over so many GPUs of this host"),
-    ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
+    ("--resume", "keep the finished rows of --out, or of this machine's latest run; do the others, by its options"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
 ]
@@ -204,6 +204,12 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
+    resume = "resume" in found.flags
+    device = found.device or ("gpu" if has_gpu() else "cpu")
+    out = Path(found.out).absolute() if found.out else default_out(device, resume)
+    if resume and (begun := _as_begun(found, headers, out)):
+        found, chosen = begun
+        say(f"--resume: as begun, with {' '.join(jobs.noted(found))}")
     gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
@@ -218,8 +224,6 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         return 0
     if device == "gpu":
         preflight.once(device, preflight.frameworks_here(), say)
-    resume = "resume" in found.flags
-    out = Path(found.out).absolute() if found.out else default_out(device, resume)
     if resume and not out.exists():
         say(f"--resume: {_shown(out)}: not there yet; a new run")
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
@@ -232,11 +236,14 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.gpus:
         common.append(f"--gpus={found.gpus}")
     if found.data:
-        common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
+        common.append(f"--data={jobs.data_of(found)}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
     if warning := bf16.settle():
         say(warning)
-    with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
+    about = {"options": jobs.noted(found)}
+    with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
+        if not resume:
+            held.note(about)
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if left_out := [name for name in chosen if name not in {job.name for job in planned}]:
@@ -264,6 +271,22 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     for line in failed:
         say(line)
     return status
+
+
+def _as_begun(found: Options, headers: Mapping[str, Header], out: Path) -> tuple[Options, list[str]] | None:
+    """As jobs.parse, of the options that the run in `out` was begun with; None where there are none, or the user wrote some."""
+    begun_with = records.check_run(out).get("options") if (out / "run.json").is_file() else None
+    if not begun_with or jobs.noted(found):
+        return None
+    try:
+        if not isinstance(begun_with, list) or not all(isinstance(option, str) for option in begun_with):
+            raise UserError(f"options: {begun_with!r:.60}: expected a list such as ['--only=ptb']")
+        begun, chosen = parse(begun_with, headers)
+    except UserError as error:
+        raise UserError(f"{out / 'run.json'}: {error}; give --resume options of its own") from None
+    begun.flags |= found.flags
+    begun.out = found.out
+    return begun, chosen
 
 
 def _parts(
