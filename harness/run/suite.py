@@ -13,7 +13,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from typing import IO, Any
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
-from harness.run import bf16, driver, environments, estimate, jobs, options, processes, progress
+from harness.run import bf16, driver, environments, estimate, folders, jobs, options, processes, progress
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
@@ -84,17 +83,8 @@ def has_gpu() -> bool:
 
 def default_out(device: str, resume: bool, results: Path = PROJECT / "results") -> Path:
     """results/<machine>-<date>, with -2, -3 … for a further run of the day; for --resume this machine's latest run."""
-    name = machine.run_name(device)
-    of_machine = re.compile(re.escape(name[:-8]) + r"(\d{8})(?:-(\d+))?")
-    runs = [
-        (match[1], int(match[2] or 1), path)
-        for path in results.glob("*/")
-        if (match := of_machine.fullmatch(path.name))
-    ]
-    if resume and (begun := [run for run in runs if records.has_records(run[2])]):
-        return max(begun)[2]
-    last = max((number for day, number, _ in runs if day == name[-8:]), default=0)
-    return results / (f"{name}-{last + 1}" if last else name)
+    begun = [path for path in folders.of_machine(device, results) if resume and records.has_records(path)]
+    return begun[-1] if begun else folders.new(device, results)
 
 
 def run_job(command: Sequence[str], lent: Mapping[str, Any], bar: progress.Whole) -> int:
