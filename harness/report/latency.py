@@ -43,4 +43,4 @@ def _sentence(where: tuple[str, str, str], at: Mapping[str, Mapping[str, float]]
 
 
 def _range(ratios: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{ratio:.1f}" for ratio in (min(ratios), max(ratios))))
+    return " to ".join(dict.fromkeys(f"{ratio:.{int(ratio < 10)}f}" for ratio in (min(ratios), max(ratios))))

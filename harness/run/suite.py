@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -199,7 +200,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     out = Path(found.out).absolute() if found.out else default_out(device, resume)
     if resume and (begun := _as_begun(found, headers, out)):
         found, chosen = begun
-        say(f"--resume: as begun, with {' '.join(jobs.noted(found))}")
+        say(f"--resume: as begun, with {shlex.join(jobs.noted(found))}")
     gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
     if device == "cpu" and found.values.get("PRECISION") == "tf32":

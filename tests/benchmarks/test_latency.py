@@ -213,7 +213,7 @@ def test_the_page_says_which_row_answers_soonest_at_each_point_and_how_far_behin
     [said] = report.advice(found)
     assert said == (
         "quick, CPU, fp32: a request is answered soonest, by p50, by `jax_scan` at stream-batch_1, steps_50-batch_8; "
-        "by `wavefront` at steps_50-batch_1; `keras_predict` takes 12.0 to 40.0 times as long."
+        "by `wavefront` at steps_50-batch_1; `keras_predict` takes 12 to 40 times as long."
     ), "a point with one row that ran is no comparison"
     text, _ = tables.page({**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}}, found)
     assert text.index("\n## One request") > text.index(f"\n\n{said}\n\n") > 0
