@@ -235,6 +235,10 @@ class Run:
         """Arguments of subprocess.Popen for a child that is to write into this folder, under this process's lock."""
         return {"pass_fds": [self._lock], "env": {**os.environ, LOCK: str(self._lock)}}
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Writes these keys of run.json anew; the others stay."""
+        write_json(self.path / "run.json", {**check_run(self.path), **facts})
+
     def discard(self) -> None:
         """Removes the folder again, if it was made for this run and holds no record; then what was made above it, if empty."""
         if self.made and not has_records(self.path):
@@ -252,9 +256,10 @@ class Run:
             self._lock = None
 
 
-def has_records(path: str | os.PathLike) -> bool:
-    """Whether a folder is that of a run in which a row has been recorded."""
-    return next((Path(path) / "rows").glob("[!.]*.json"), None) is not None
+def has_records(path: str | os.PathLike, benchmark: str = "") -> bool:
+    """Whether a folder is that of a run in which a row has been recorded, of this benchmark where one is named."""
+    pattern = f"{benchmark}.*.json" if benchmark else "[!.]*.json"
+    return next((Path(path) / "rows").glob(pattern), None) is not None
 
 
 def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) -> Run:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, launches, options, plots, replicas, what_ran
+from harness.report import axes, curves, latency, launches, options, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -47,7 +47,7 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
         if (table := build(layout, index, group, members, notes))
     ] + [*axes.tables(layout, rows, notes), *replicas.tables(layout, rows, notes)]
     lines = [f"# {layout['title']}", "", layout["question"], "", *head(rows), ""]
-    lines += paragraphs(axes.left_out(layout, rows))
+    lines += paragraphs([*axes.left_out(layout, rows), *latency.advice(rows)])
     for table in tables:
         lines += [f"## {table.title}", "", *_with_foot(table)]
     footnotes = [f"- {note}" for note in layout.get("footnotes", []) if isinstance(note, str)]

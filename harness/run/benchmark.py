@@ -9,7 +9,6 @@ Rows run in turn over several processes (A B C A B C …). A record is rewritten
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from harness.errors import CrashError, UserError, require
 from harness.record import machine, records, schema, settings, software
 from harness.record.settings import Changes
 from harness.record.stopping_rule import StoppingRule
-from harness.run import bf16, child, environments, estimate, options, processes, progress, resume, sizes
+from harness.run import bf16, child, environments, estimate, folders, options, processes, progress, resume, sizes
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
@@ -329,11 +328,15 @@ class Parent:
         return out
 
     def _default_out(self) -> Path:
-        """results/<machine>-<date>, which scripts share; with -2, -3 … where it has records of this script in other settings."""
-        first = machine.PROJECT / "results" / machine.run_name(self.device)
-        folders = itertools.chain([first], (first.with_name(f"{first.name}-{k}") for k in itertools.count(2)))
-        replaced = self._names() if "resume" in self.flags else ()
-        return next(out for out in folders if not self._contradicts(out, replaced))
+        """Today's latest run, where it has no record of this script; for --resume the script's latest one in these settings."""
+        results = machine.PROJECT / "results"
+        begun = [
+            out for out in folders.of_machine(self.device, results) if records.has_records(out, self.benchmark.name)
+        ]
+        if "resume" in self.flags and (same := [out for out in begun if not self._contradicts(out, ())]):
+            return same[-1]
+        today = folders.of_today(self.device, results)
+        return today[-1] if today and today[-1] not in begun else folders.new(self.device, results)
 
     def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
         """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.data.location import EMBEDDED
 from harness.errors import UserError
 from harness.record import machine
 from harness.run import options
@@ -27,6 +28,8 @@ OWN_FLAGS = {
     "no_install": "run_all.sh: use this Python as it is (PYTHON=... names another), install nothing",
     "dry_run_install": "run_all.sh: print what would be installed on this machine, and stop",
 }
+# What a run's run.json does not note, since it says neither what runs nor how it is timed.
+NOT_NOTED = ("--out", "--resume", *(f"--{name.replace('_', '-')}" for name in OWN_FLAGS))
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,17 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
         having = [name for name in headers if config in headers[name].configs]
         raise UserError(f"--config={config}: only {', '.join(having)} has it; add {having[0]} to --only")
     return found, chosen
+
+
+def noted(found: Options) -> list[str]:
+    """The options that a run's run.json notes, from which --resume goes on."""
+    chosen = [option for option in found.written if option.partition("=")[0] not in NOT_NOTED]
+    return [f"--data={data_of(found)}" if option.startswith("--data=") else option for option in chosen]
+
+
+def data_of(found: Options) -> str | Path:
+    """What --data says, from whatever folder a script is started."""
+    return found.data if found.data == EMBEDDED else Path(found.data).expanduser().absolute()
 
 
 def _choose(only: str, known: list[str]) -> list[str]:

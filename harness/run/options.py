@@ -27,7 +27,7 @@ FLAGS = {
     "list": "print the names of the rows",
     "quick": "the quick preset: real numbers in minutes",
     "full": "the full preset: the published protocol",
-    "resume": "keep the finished rows of an earlier run in the same folder",
+    "resume": "keep the finished rows of an earlier run: of the one in --out, or of the latest in these settings",
 }
 SETTINGS = {
     "out": (Limit(str, example="results/mine"), "folder for the records and tables"),
@@ -99,6 +99,7 @@ class Options:
     repeat_until: float | None = None  # a fraction
     at_once: int | None = None
     gpus: int | None = None
+    written: list[str] = field(default_factory=list)  # all of it as --name=value or --flag, which `parse` takes again
 
     @property
     def preset(self) -> str | None:
@@ -213,6 +214,7 @@ def parse(header: Header, argv: Iterable[str], flags: Mapping[str, str] | None =
             if equals:
                 raise UserError(f"{option}={_show(text)}: {option} takes no value; write {option} alone")
             options.flags.add(key)
+            options.written.append(f"--{key.replace('_', '-')}")
             continue
         if key not in names and key not in SETTINGS:
             spelled = [name.replace("_", "-") for name in (*names, *SETTINGS, *known_flags)]
@@ -228,6 +230,7 @@ def parse(header: Header, argv: Iterable[str], flags: Mapping[str, str] | None =
             value = limit.read(text)
         except ValueError as error:
             raise UserError(f"{option}={_show(text)}: expected {error}") from None
+        options.written.append(f"--{key.replace('_', '-')}={text}")
         if key in SETTINGS:
             setattr(options, key, value)
         else:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import importlib.util
 import os
-import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +27,7 @@ from typing import IO, Any
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records
-from harness.run import bf16, driver, environments, estimate, jobs, options, processes, progress
+from harness.run import bf16, driver, environments, estimate, folders, jobs, options, processes, progress
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
@@ -50,7 +50,7 @@ USAGE = [
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
     ("--gpus=2", "spread the rows over so many GPUs of this host"),
-    ("--resume", "keep the finished rows of --out, or of this machine's latest run, and do the others"),
+    ("--resume", "keep the finished rows of --out, or of this machine's latest run; do the others, by its options"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
 ]
@@ -84,17 +84,8 @@ def has_gpu() -> bool:
 
 def default_out(device: str, resume: bool, results: Path = PROJECT / "results") -> Path:
     """results/<machine>-<date>, with -2, -3 … for a further run of the day; for --resume this machine's latest run."""
-    name = machine.run_name(device)
-    of_machine = re.compile(re.escape(name[:-8]) + r"(\d{8})(?:-(\d+))?")
-    runs = [
-        (match[1], int(match[2] or 1), path)
-        for path in results.glob("*/")
-        if (match := of_machine.fullmatch(path.name))
-    ]
-    if resume and (begun := [run for run in runs if records.has_records(run[2])]):
-        return max(begun)[2]
-    last = max((number for day, number, _ in runs if day == name[-8:]), default=0)
-    return results / (f"{name}-{last + 1}" if last else name)
+    begun = [path for path in folders.of_machine(device, results) if resume and records.has_records(path)]
+    return begun[-1] if begun else folders.new(device, results)
 
 
 def run_job(command: Sequence[str], lent: Mapping[str, Any], bar: progress.Whole) -> int:
@@ -204,6 +195,12 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
+    resume = "resume" in found.flags
+    device = found.device or ("gpu" if has_gpu() else "cpu")
+    out = Path(found.out).absolute() if found.out else default_out(device, resume)
+    if resume and (begun := _as_begun(found, headers, out)):
+        found, chosen = begun
+        say(f"--resume: as begun, with {shlex.join(jobs.noted(found))}")
     gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
@@ -218,8 +215,6 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         return 0
     if device == "gpu":
         preflight.once(device, preflight.frameworks_here(), say)
-    resume = "resume" in found.flags
-    out = Path(found.out).absolute() if found.out else default_out(device, resume)
     if resume and not out.exists():
         say(f"--resume: {_shown(out)}: not there yet; a new run")
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
@@ -232,11 +227,14 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.gpus:
         common.append(f"--gpus={found.gpus}")
     if found.data:
-        common.append(f"--data={found.data if found.data == 'embedded' else Path(found.data).absolute()}")
+        common.append(f"--data={jobs.data_of(found)}")
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
     if warning := bf16.settle():
         say(warning)
-    with records.open_run(out) as held:  # to the end: a second run must not come between two scripts
+    about = {"options": jobs.noted(found)}
+    with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
+        if not resume:
+            held.note(about)
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if left_out := [name for name in chosen if name not in {job.name for job in planned}]:
@@ -264,6 +262,22 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     for line in failed:
         say(line)
     return status
+
+
+def _as_begun(found: Options, headers: Mapping[str, Header], out: Path) -> tuple[Options, list[str]] | None:
+    """As jobs.parse, of the options that the run in `out` was begun with; None where there are none, or the user wrote some."""
+    begun_with = records.check_run(out).get("options") if (out / "run.json").is_file() else None
+    if not begun_with or jobs.noted(found):
+        return None
+    try:
+        if not isinstance(begun_with, list) or not all(isinstance(option, str) for option in begun_with):
+            raise UserError(f"options: {begun_with!r:.60}: expected a list such as ['--only=ptb']")
+        begun, chosen = parse(begun_with, headers)
+    except UserError as error:
+        raise UserError(f"{out / 'run.json'}: {error}; give --resume options of its own") from None
+    begun.flags |= found.flags
+    begun.out = found.out
+    return begun, chosen
 
 
 def _parts(

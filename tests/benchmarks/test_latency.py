@@ -16,8 +16,11 @@ from harness.errors import UserError
 from harness.measure import clocks, latency
 from harness.measure.proof import LIMITS, max_error
 from harness.record import records
+from harness.report import latency as report
+from harness.report import tables
 from harness.run import points
 from models import rows
+from tests import record_cases
 
 pytestmark = pytest.mark.usefixtures("tensorflow_runtime")  # which takes its number of threads before its first tensor
 PROJECT = Path(__file__).resolve().parents[2]
@@ -182,3 +185,58 @@ def test_a_row_is_measured_proven_and_drawn(tmp_path):
     text = (out / "latency.md").read_text()
     assert "One request after the other: quick-stream-batch_1, CPU, fp32" in text
     assert "quick-steps_3-batch_2" in text and "p99, ms" in text and "Percentiles are of all requests" in text
+    assert "soonest" not in text, "one row ran"
+
+
+# --- the sentence above the tables ----------------------------------------------------------------------------------------
+
+
+def served(point, **p50_ms):
+    """Records of one point, by row; None: one that failed."""
+    common = dict(benchmark="latency", mode="request", config={"CONFIG": f"quick-{point}"})
+    common["proof"] = record_cases.proof_of("request")
+    return [
+        record_cases.make(row=row, latency={**record_cases.LATENCY, "p50_ms": ms}, **common)
+        if ms
+        else record_cases.make(row=row, **common, status="failed", reason="x", latency=None, blocks_ms=[], step_ms=None)
+        for row, ms in p50_ms.items()
+    ]
+
+
+def test_the_page_says_which_row_answers_soonest_at_each_point_and_how_far_behind_keras_predict_is():
+    found = [
+        *served("stream-batch_1", keras_predict=40.0, keras_call=50.0, jax_scan=1.0),
+        *served("steps_50-batch_1", keras_predict=24.0, jax_scan=3.0, wavefront=2.0),
+        *served("steps_50-batch_8", keras_predict=50.0, jax_scan=2.0, wavefront=None),
+        *served("steps_500-batch_1", jax_scan=1.0, wavefront=None),
+    ]
+    [said] = report.advice(found)
+    assert said == (
+        "quick, CPU, fp32: a request is answered soonest, by p50, by `jax_scan` at stream-batch_1, steps_50-batch_8; "
+        "by `wavefront` at steps_50-batch_1; `keras_predict` takes 12 to 40 times as long."
+    ), "a point with one row that ran is no comparison"
+    text, _ = tables.page({**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}}, found)
+    assert text.index("\n## One request") > text.index(f"\n\n{said}\n\n") > 0
+
+
+@pytest.mark.parametrize(
+    ("p50_ms", "end"),
+    [
+        (
+            dict(keras_predict=None, keras_xla=2.0, keras_call=3.0, jax_scan=1.0),
+            "`jax_scan` at P; `keras_call` takes 3.0 times as long.",
+        ),
+        (dict(keras_predict=1.0, keras_call=3.0), "`keras_predict` at P."),
+        (dict(torch_lstm=1.0, jax_scan=3.0), "`torch_lstm` at P."),
+        (dict(keras_predict=None, jax_scan=3.0), None),
+    ],
+)
+def test_without_keras_predict_the_slowest_row_of_keras_stands_for_it_and_one_row_says_nothing(p50_ms, end):
+    said = report.advice(served("stream-batch_1", **p50_ms))
+    assert [text.partition("p50, by ")[2] for text in said] == ([end.replace("P", "stream-batch_1")] if end else [])
+
+
+def test_requests_on_other_devices_and_of_other_modes_are_not_compared():
+    gpu = served("stream-batch_1", keras_predict=1.0)[0] | {"device": "gpu", "precision": "tf32"}
+    assert report.advice([*served("stream-batch_1", jax_scan=1.0), gpu]) == []
+    assert report.advice([record_cases.make(row=row) for row in ("keras", "jax_scan")]) == []

@@ -15,6 +15,7 @@ import pytest
 from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
 from harness.run import benchmark
+from tests import record_cases
 
 
 def named(page: Path) -> set[str]:
@@ -243,22 +244,58 @@ def test_a_reference_that_another_run_has_is_taken_from_there_unless_the_code_di
     assert stub.starts().count("reference") == 1
 
 
-def test_a_run_of_other_settings_leaves_the_records_of_a_folder_alone(stub, capsys, monkeypatch):
+def test_a_run_of_other_settings_leaves_the_records_of_a_folder_alone(stub, capsys):
     assert stub.main() == 0
     before = {path: path.read_bytes() for path in stub.out.glob("rows/*")}
     assert stub.main("--rows=first", "--units=32") == 2
+    assert {path: path.read_bytes() for path in stub.out.glob("rows/*")} == before and len(before) == 4
     [line] = capsys.readouterr().err.splitlines()
     assert "has UNITS=8, this run 32: one configuration in a table; choose another folder with --out" in line
     assert stub.main("--rows=first", "--processes=2") == 0, "what changes the timing alone may differ"
     assert stub.main("--units=32") == 0, "all are replaced"
-    project = stub.folder / "project"
-    monkeypatch.setattr(machine, "PROJECT", project)
+
+
+@pytest.fixture
+def results(stub, monkeypatch):
+    """The folder of runs that a script without --out writes into; a script `other`, which today's first run has too."""
+    monkeypatch.setattr(machine, "PROJECT", stub.folder / "project")
     monkeypatch.setattr(machine, "run_name", lambda device: "cpu-2-core-20260102")
     monkeypatch.setattr(stub, "arguments", lambda *options, device: ["--device=cpu", *options])
-    for options, folder in (((), ""), (("--rows=second",), ""), (("--units=32",), "-2"), (("--units=9",), "-3")):
-        assert stub.main(*options) == 0
-        assert len(list((project / "results" / f"cpu-2-core-20260102{folder}" / "rows").glob("*.json"))) == 4
-    assert len(before) == 4
+    results = stub.folder / "project" / "results"
+    for day in ("cpu-2-core-20260101", "cpu-2-core-20260102"):
+        with records.open_run(results / day) as run:
+            records.write_record(run, record_cases.make(benchmark="other"))
+    return results
+
+
+def rows_in(results):
+    """{folder: how many records of the stub it has}, by the end of the folder's name."""
+    found = {path.name.removeprefix("cpu-2-core-"): len(list(path.glob("rows/stub.*"))) for path in results.iterdir()}
+    return {folder: count for folder, count in sorted(found.items()) if count}
+
+
+def test_a_script_joins_todays_folder_and_writes_over_no_record_of_its_own(stub, results):
+    assert stub.main() == 0
+    assert rows_in(results) == {"20260102": 4}
+    before = {path: path.read_bytes() for path in results.glob("*/rows/*")}
+    assert stub.main("--rows=second") == stub.main("--units=32") == 0
+    assert rows_in(results) == {"20260102": 4, "20260102-2": 2, "20260102-3": 4}
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(list(results.glob("*/rows/other.*"))) == 2
+
+
+def test_resume_of_a_script_goes_on_in_its_latest_run_of_these_settings(stub, results):
+    assert stub.main("--rows=first", "--resume") == 0, "a new run, as there is none"
+    assert stub.main("--rows=first") == stub.main("--rows=first", "--units=32") == 0
+    assert rows_in(results) == {"20260102": 2, "20260102-2": 2, "20260102-3": 2}
+    (results / "cpu-2-core-20260102-2").rename(results / "cpu-2-core-20260101-2")
+    stub.starts()
+    assert stub.main("--units=32", "--resume") == 0 and stub.rows_started() == ["second 0"]
+    assert rows_in(results) == {"20260101-2": 2, "20260102": 2, "20260102-3": 4}
+    for path in results.glob("cpu-2-core-20260102/rows/stub.*"):
+        path.unlink()
+    assert stub.main("--resume") == 0 and stub.rows_started() == ["second 0"], "begun before midnight"
+    assert rows_in(results) == {"20260101-2": 4, "20260102-3": 4}
 
 
 def test_rows_start_beside_the_reference_and_wait_for_it(stub):

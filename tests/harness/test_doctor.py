@@ -213,6 +213,12 @@ def test_faster_is_what_is_clearly_so(own, its, faster):
     found, result = found_for_report(), {"difference": 0.0, "forward_ms": {"own": own, "its": its}}
     assert report.is_faster(result["forward_ms"]) == faster
     assert (report.best(found, {"planted": result}, "forward_ms") == "planted") == faster
+    said = report._tried(found, {"planted": result})
+    rule = (
+        "faster in every turn: its slowest turn quicker than the model's quickest, and 1.05× as fast or more by medians"
+    )
+    assert ("| faster: forward |" in said) == faster
+    assert rule in said and rule in (PROJECT / "docs" / "doctor.md").read_text()
 
 
 def test_outputs_that_are_not_finite_or_of_another_shape_never_agree():

@@ -285,6 +285,65 @@ def test_default_folder_is_new_and_resume_takes_the_latest(tmp_path, monkeypatch
     assert suite.default_out("cpu", False, tmp_path).name == "cpu-2-core-20260102-2"
 
 
+def resumed(folder: Path, *argv: str) -> list[list[str]]:
+    """What --resume starts."""
+    (folder / "started").unlink()
+    assert run(folder, "--resume", *argv) == 0
+    return [[name, *(option for option in rest if option != "--resume")] for name, *rest in started(folder)]
+
+
+def test_resume_goes_on_with_the_options_that_the_run_was_begun_with(scripts, monkeypatch, capsys):
+    monkeypatch.chdir(scripts.parent)
+    (scripts.parent / "sets").mkdir()
+    begun = [
+        "--quick",
+        "--device=cpu",
+        "--only",
+        "ptb",
+        "--rows=row_of_ptb",
+        "--units=4",
+        "--data=sets",
+        "--no-install",
+    ]
+    assert run(scripts, *begun) == 0
+    before = started(scripts)
+    monkeypatch.chdir(scripts)
+    assert resumed(scripts, "--no-install") == before and len(before) == 2
+    sets = scripts.parent / "sets"
+    line = f"--resume: as begun, with --quick --device=cpu --only=ptb --rows=row_of_ptb --units=4 --data={sets}"
+    assert line in capsys.readouterr().out.splitlines()
+    assert resumed(scripts, "--only=mnist") == [["mnist"]], "options beside --resume count, and they alone"
+    assert resumed(scripts) == before, "and are none that the run was begun with"
+    assert "--resume: as begun" in capsys.readouterr().out
+    assert run(scripts, "--only=synthetic") == 0 and resumed(scripts) == [["synthetic"]], "begun anew in its folder"
+
+
+def test_resume_of_a_run_without_options_or_without_their_note_runs_everything(scripts, capsys):
+    path = scripts.parent / "out" / "run.json"
+    assert run(scripts, "--resume") == 0 and "not there yet" in capsys.readouterr().out
+    whole = [[name, *(option for option in rest if option != "--resume")] for name, *rest in started(scripts)]
+    assert json.loads(path.read_text())["options"] == [] and resumed(scripts) == whole
+    facts = json.loads(path.read_text())
+    del facts["options"]
+    path.write_text(json.dumps(facts))
+    assert resumed(scripts) == whole and json.loads(path.read_text()) == facts
+    assert resumed(scripts, "--only=mnist") == [["mnist"]] and json.loads(path.read_text()) == facts
+    assert "as begun" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("noted", ["--only=ptb", ["--only=gone"], [3], {"only": "ptb"}, ["--units=x"]])
+def test_noted_options_that_are_none_are_one_line_and_status_2(scripts, capsys, noted):
+    assert run(scripts, "--only=mnist") == 0
+    path = scripts.parent / "out" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "options": noted}))
+    capsys.readouterr()
+    (scripts / "started").unlink()
+    assert run(scripts, "--resume") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}: ") and line.endswith("; give --resume options of its own")
+    assert not started(scripts)
+
+
 def test_folder_without_scripts_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no script, expected the benchmarks"):
         jobs.read_headers(tmp_path)

@@ -1,0 +1,27 @@
+"""Where runs are written that name no folder: results/<machine>-<date>, with -2, -3 … for further ones of a day."""
+
+import re
+from pathlib import Path
+
+from harness.record import machine
+
+
+def of_machine(device: str, results: Path) -> list[Path]:
+    """The runs of this machine, the latest last."""
+    pattern = re.compile(re.escape(machine.run_name(device)[:-8]) + r"(\d{8})(?:-(\d+))?")
+    found = [
+        (match[1], int(match[2] or 1), path) for path in results.glob("*/") if (match := pattern.fullmatch(path.name))
+    ]
+    return [path for _, _, path in sorted(found)]
+
+
+def of_today(device: str, results: Path) -> list[Path]:
+    name = machine.run_name(device)
+    return [path for path in of_machine(device, results) if path.name.startswith(name)]
+
+
+def new(device: str, results: Path) -> Path:
+    """One that is not there yet, later than today's others."""
+    name, today = machine.run_name(device), of_today(device, results)
+    last = today[-1].name[len(name) + 1 :] if today else ""
+    return results / (f"{name}-{int(last or 1) + 1}" if today else name)
