@@ -328,15 +328,19 @@ class Parent:
         return out
 
     def _default_out(self) -> Path:
-        """Today's latest run, where it has no record of this script; for --resume the script's latest one in these settings."""
+        """Today's latest run, where it has none of these records yet and no other settings; for --resume the script's latest one
+        in these settings."""
         results = machine.PROJECT / "results"
         begun = [
             out for out in folders.of_machine(self.device, results) if records.has_records(out, self.benchmark.name)
         ]
         if "resume" in self.flags and (same := [out for out in begun if not self._contradicts(out, ())]):
             return same[-1]
-        today = folders.of_today(self.device, results)
-        return today[-1] if today and today[-1] not in begun else folders.new(self.device, results)
+        for latest in folders.of_today(self.device, results)[-1:]:
+            there = {path.stem for path in (latest / "rows").glob("*.json")}
+            if not there & self._names() and not self._contradicts(latest, ()):
+                return latest
+        return folders.new(self.device, results)
 
     def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
         """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some."""

@@ -280,6 +280,8 @@ def test_a_script_joins_todays_folder_and_writes_over_no_record_of_its_own(stub,
     before = {path: path.read_bytes() for path in results.glob("*/rows/*")}
     assert stub.main("--rows=second") == stub.main("--units=32") == 0
     assert rows_in(results) == {"20260102": 4, "20260102-2": 2, "20260102-3": 4}
+    assert stub.main("--rows=first") == stub.main("--rows=second") == 0, "row after row"
+    assert rows_in(results) == {"20260102": 4, "20260102-2": 2, "20260102-3": 4, "20260102-4": 4}
     assert all(path.read_bytes() == content for path, content in before.items())
     assert len(list(results.glob("*/rows/other.*"))) == 2
 
