@@ -57,8 +57,6 @@ def expected_ops(row, c):
 
 
 def cannot(row, constants):
-    if constants["BIDIRECTIONAL"] and row.arguments["use_cudnn"] == "persistent":
-        return "has one direction (BIDIRECTIONAL)"
     return environments.lacks(row.framework, row.arguments.get("keras_folder"), "requirements-jax-keras-nightly.txt")
 
 

@@ -100,15 +100,17 @@ def test_bf16_mistaken_for_another_precision_fails(row, label, executed_in):
 
 @pytest.mark.parametrize(("policy", "limit"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
 @pytest.mark.parametrize(("units", "layers", "batch"), [(48, 3, 20), (650, 2, 20)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_recurrent_dropout_and_masks_of_the_persistent_kernels_are_those_of_xla(
-    gpu_runtime, masked, units, layers, batch, policy, limit
+@pytest.mark.parametrize(
+    ("masked", "direction"), [(False, "unidirectional"), (True, "unidirectional"), (True, "bidirectional")]
+)
+def test_recurrent_dropout_masks_and_directions_of_the_persistent_kernels_are_those_of_xla(
+    gpu_runtime, masked, direction, units, layers, batch, policy, limit
 ):
     """With one seed both draw the same. Sequences are of all lengths from 0 to 9 where there is a mask."""
     cases.execute_in("fp32")
     mask = np.arange(9) < np.arange(batch)[:, np.newaxis] % 10 if masked else None
     x = np.random.default_rng(0).normal(size=(batch, 9, 30)).astype("float32")
-    options = dict(recurrent_dropout=0.4, seed=1, return_sequences=True, dtype=policy)
+    options = dict(recurrent_dropout=0.4, seed=1, return_sequences=True, dtype=policy, direction=direction)
     kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
     for layer in kinds:
         layer.build(x.shape)

@@ -2,15 +2,15 @@
 
 "persistent" where all of this holds, else "xla":
 
-- The kernels take it: a GPU of compute capability 8.0 or later, one direction, no layer normalisation, float16, bfloat16 or
-  float32, sizes that are known when the function is traced, tilings of both passes that fit
-  (persistent.planned), and an NVRTC that compiles it.
+- The kernels take it: a GPU of compute capability 8.0 or later, no layer normalisation, float16, bfloat16 or float32, sizes
+  that are known when the function is traced, tilings of both passes that fit (persistent.planned), and an NVRTC that compiles
+  it.
 - They may run here: on a GPU (neither the call's device nor that of the weights is a CPU), the only logical one of its card,
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
-
-- There is no mask: the kernels take one, but no record of the suite says yet which of the two is the faster then.
+- There is one direction and no mask: the kernels take others, but no record of the suite says yet which of the two is the
+  faster then.
 
 In every record of the suite in which both ran (1 to 8 layers) "persistent" is the faster one, so no time is estimated here.
 

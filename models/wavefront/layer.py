@@ -27,9 +27,9 @@ draws, TensorFlow draws differently under XLA.
 It has two implementations. "xla" is pure TensorFlow, does all of the above and runs everywhere. "persistent" runs the same
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
 float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data set
-with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Layer normalization and
-bidirectional layers are not supported. "auto", the default, takes "persistent" where that runs, the call is not eager and has no
-mask, else "xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
+with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Layer normalization is not
+supported. "auto", the default, takes "persistent" where that runs, for one direction without a mask in a call that is not eager,
+else "xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
@@ -47,7 +47,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import checks, choice
-from .persistent import persistent_stack
+from .persistent import persistent_bidirectional_stack, persistent_stack
 from .spec import Shapes, StackSpec, check_weights
 from .stack import LayerWeights, bidirectional_stack, lstm_stack
 from .stack_layer import StackLayer
@@ -286,12 +286,10 @@ class WavefrontLSTM(StackLayer):
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
-        if chosen == "persistent":
-            run = persistent_stack
-        elif self.spec.bidirectional:
-            run, layers = bidirectional_stack, list(zip(layers[::2], layers[1::2], strict=True))
-        else:
-            run = lstm_stack
+        run = persistent_stack if chosen == "persistent" else lstm_stack
+        if self.spec.bidirectional:
+            run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack
+            layers = list(zip(layers[::2], layers[1::2], strict=True))
         outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep)
         return outputs, finals
 
@@ -321,14 +319,10 @@ class WavefrontLSTM(StackLayer):
 def _implementation(given: object, layer: WavefrontLSTM) -> str:
     if given not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {given!r} given, expected one of {', '.join(IMPLEMENTATIONS)}")
-    for name, wrong in (
-        ("direction", layer.direction != "unidirectional"),
-        ("layer_normalization", layer.layer_normalization),
-    ):
-        if given == "persistent" and wrong:
-            raise ValueError(
-                f"{name}: {getattr(layer, name)!r} given, not supported by implementation='persistent'; use implementation='xla'"
-            )
+    if given == "persistent" and layer.layer_normalization:
+        raise ValueError(
+            "layer_normalization: True given, not supported by implementation='persistent'; use implementation='xla'"
+        )
     return given
 
 

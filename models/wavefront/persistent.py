@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from . import nvrtc, schedule
 from .nvrtc import Chip
-from .stack import LayerWeights
+from .stack import LayerWeights, reversed_steps
 from .tiling import DTYPE_CODES, WARPS, Work, defines, fitting, layers_together, padded_units
 
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
@@ -55,14 +55,10 @@ def persistent_stack(
     """
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together)
-    if lengths is not None:
-        lengths = tf.ensure_shape(tf.cast(lengths, tf.int32), [batch])
+    work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together=together)
     padded = work.units
     more = padded - units
-    h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
-    if keep is not None:
-        keep = tf.pad(tf.ensure_shape(keep, [len(layers), 4, batch, units]), [[0, 0], [0, 0], [0, 0], [0, more]])
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, more)
     finals = []
     for first in range(0, len(layers), together):
         if first and dropout:
@@ -72,17 +68,52 @@ def persistent_stack(
             _pad_gates(tf.pad(layer.kernel, [[0, more if first + k else 0], [0, 0]]), more)
             for k, layer in enumerate(group)
         ]
-        recurrent = tf.stack([_pad_gates(tf.pad(layer.recurrent_kernel, [[0, more], [0, 0]]), more) for layer in group])
-        bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in group])
         projected = tf.matmul(tf.reshape(inputs, [time * batch, -1]), kernels[0])
-        projected = tf.reshape(projected, [time, batch, 4 * padded])
+        projected = tf.reshape(projected, [1, time, batch, 4 * padded])
         links = tf.stack(kernels[1:]) if len(group) > 1 else None
         own = slice(first, first + together)
-        kept = None if keep is None else keep[own]
-        inputs, *final = advance(projected, recurrent, links, bias, h[own], c[own], kept, lengths)
+        outputs, *final = _advance(projected, group, links, h[own], c[own], keep, lengths, own)
+        inputs = outputs[0]
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
     return inputs[..., :units], h, c
+
+
+@tf.autograph.experimental.do_not_convert
+def persistent_bidirectional_stack(
+    inputs: tf.Tensor,
+    layers: Sequence[tuple[LayerWeights, LayerWeights]],
+    h: tf.Tensor,
+    c: tf.Tensor,
+    *,
+    lengths: tf.Tensor | None = None,
+    dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    keep: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Run a stack of bidirectional layers: the two directions of a layer in one launch, the layers in turn.
+
+    Args, returns, raises: as of stack.bidirectional_stack, and as of persistent_stack.
+    """
+    time, batch, _ = inputs.shape
+    units = layers[0][0].recurrent_kernel.shape[0]
+    flat = [layer for pair in layers for layer in pair]
+    work, _ = planned(inputs, flat, bool(dropout), keep is not None, lengths is not None, directions=2)
+    more = work.units - units
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, more)
+    finals = []
+    for k, pair in enumerate(layers):
+        if k and dropout:
+            inputs = dropout(inputs)
+        both = tf.reshape(tf.stack([inputs, reversed_steps(inputs, lengths)]), [2, time * batch, -1])
+        projected = tf.matmul(both, tf.stack([_pad_gates(layer.kernel, more) for layer in pair]))
+        projected = tf.reshape(projected, [2, time, batch, 4 * work.units])
+        own = slice(2 * k, 2 * k + 2)
+        outputs, *final = _advance(projected, pair, None, h[own], c[own], keep, lengths, own)
+        outputs = outputs[..., :units]
+        inputs = tf.concat([outputs[0], reversed_steps(outputs[1], lengths)], -1)
+        finals.append(final)
+    h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
+    return inputs, h, c
 
 
 def planned(
@@ -91,11 +122,13 @@ def planned(
     dropout: bool,
     keep: bool,
     lengths: bool,
+    directions: int = 1,
     together: int | None = None,
 ) -> tuple[Work, int]:
-    """What persistent_stack would run: the work of one forward step of all layers, and how many of them advance together.
+    """What would run: the work of one forward step of all layers, and how many of them advance together.
 
     Args:
+        layers: with two directions both of each.
         dropout, keep, lengths: whether there is such an argument.
 
     Raises:
@@ -105,13 +138,32 @@ def planned(
     _check(inputs, layers, chip)
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    padded = padded_units(units, inputs.dtype.size)
-    work = Work(len(layers), batch, padded, _dtype_code(inputs.dtype), False, keep, lengths)
+    padded, num_layers = padded_units(units, inputs.dtype.size), len(layers) // directions
+    lanes = num_layers if directions == 1 else 1
+    work = Work(lanes, batch, padded, _dtype_code(inputs.dtype), False, keep, lengths, directions)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
-        together = layers_together(1 if dropout else len(layers), time, work, chip)
+        together = layers_together(1 if dropout else lanes, time, work, chip)
     return work, together
+
+
+def _padded_states(h, c, keep, lengths, more: int):
+    """(h, c, keep, lengths) as `advance` takes them, with `more` units of zeros."""
+    if keep is not None:
+        keep = tf.pad(tf.ensure_shape(keep, [h.shape[0], 4, *h.shape[1:]]), [[0, 0], [0, 0], [0, 0], [0, more]])
+    if lengths is not None:
+        lengths = tf.ensure_shape(tf.cast(lengths, tf.int32), h.shape[1:2])
+    h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
+    return h, c, keep, lengths
+
+
+def _advance(projected, layers: Sequence[LayerWeights], links, h, c, keep, lengths, own: slice):
+    """`advance` with the layers' weights, padded; `own`: their places in `keep`."""
+    more = h.shape[-1] - layers[0].recurrent_kernel.shape[0]
+    recurrent = tf.stack([_pad_gates(tf.pad(layer.recurrent_kernel, [[0, more], [0, 0]]), more) for layer in layers])
+    bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in layers])
+    return advance(projected, recurrent, links, bias, h, c, None if keep is None else keep[own], lengths)
 
 
 def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
@@ -149,10 +201,10 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
 
 
 def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
-    """The layers of `recurrent` together, as of schedule.advance; units are padded, and linked where there are more.
+    """The lanes of `recurrent` together, as of schedule.advance; units are padded.
 
     Args:
-        projected: [time, batch, 4·units], of lane 0.
+        projected: [1, time, batch, 4·units] of linked lanes, or of a single one; [2, …] of two directions.
         recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of `projected`.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
@@ -160,7 +212,7 @@ def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
         lengths: [batch] int32, or None.
 
     Returns:
-        outputs [time, batch, units] of the last lane, 0 past a sequence's end, and the final h and c.
+        outputs [1 or 2, time, batch, units] of the last lane, or of both directions, 0 past a sequence's end; the final h and c.
     """
     dtype_code = _dtype_code(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
 
@@ -203,8 +255,8 @@ def _gradient_by_schedule(sources, upstream, keep, lengths):
     projected, recurrent, links, bias, h, c = sources
     links = links if links.shape[0] else None
     bias = tf.cast(bias, projected.dtype)
-    outputs, h, c = schedule.advance(projected[tf.newaxis], recurrent, links, bias, h, c, lengths=lengths, keep=keep)
-    return tf.gradients([outputs[0], h, c], sources, list(upstream), unconnected_gradients="zero")
+    outputs, h, c = schedule.advance(projected, recurrent, links, bias, h, c, lengths=lengths, keep=keep)
+    return tf.gradients([outputs, h, c], sources, list(upstream), unconnected_gradients="zero")
 
 
 def _second_derivatives(given, keep, lengths, *d_gradients):
@@ -225,27 +277,27 @@ def _traced_second_derivatives(tensors):
 @tf.function(jit_compile=True, autograph=False)
 def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
-    (time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
+    (directions, time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
-    weights = tf.transpose(recurrent, [0, 2, 1])
-    if lanes > 1:
+    weights, linked = tf.transpose(recurrent, [0, 2, 1]), links.shape[0] > 0
+    if linked:
         from_below = tf.pad(tf.transpose(links, [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
         weights = tf.concat([weights, from_below], 2)
     dtype, wide = projected.dtype, tf.float32
-    results = [tf.TensorSpec([time, batch, units], dtype)]
-    if lanes > 1:
+    results = [tf.TensorSpec([directions, time, batch, units], dtype)]
+    if linked:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], dtype))
     results += [
-        tf.TensorSpec([time, batch, units], dtype),
+        tf.TensorSpec([directions, time, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    work = Work(lanes, batch, units, dtype_code, False, keep is not None, lengths is not None)
+    work = _work(dtype_code, False, recurrent, projected, keep, lengths)
     operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_options(keep, lengths, dtype)]
     found = _launch(work, time, operands, results)
-    if lanes == 1:
+    if not linked:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
 
@@ -255,35 +307,45 @@ def _backward(
     dtype_code: int, recurrent, links, first, rest, gates, cells, c, keep, lengths, d_outputs, d_h_end, d_c_end
 ):
     """Gradients by (projected, recurrent, links, bias, h, c)."""
-    (lanes, units, _), (time, batch, _) = recurrent.shape, first.shape
-    weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if lanes > 1 else recurrent
+    (lanes, units, _), (directions, time, batch, _) = recurrent.shape, first.shape
+    linked = links.shape[0] > 0
+    weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if linked else recurrent
     dtype, wide = recurrent.dtype, tf.float32
-    work = Work(lanes, batch, units, dtype_code, True, keep is not None, lengths is not None)
-    results = [tf.TensorSpec([time, batch, 4 * units], dtype)]
-    if lanes > 1:
+    work = _work(dtype_code, True, recurrent, first, keep, lengths)
+    results = [tf.TensorSpec([directions, time, batch, 4 * units], dtype)]
+    if linked:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
     groups = fitting(work, nvrtc.chip()).groups(work)
     results += [
         tf.TensorSpec([lanes, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], wide),
-        tf.TensorSpec([groups, 8, lanes, 4 * units], wide),
+        tf.TensorSpec([groups, 8, work.lanes, 4 * units], wide),
     ]
     operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     operands += _options(keep, lengths, dtype)
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
-    d_recurrent = tf.einsum("tbu,tbv->uv", first, d_first)[tf.newaxis]
+    d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
+    d_recurrent = tf.einsum("ltbu,ltbv->luv", first, d_first)
     d_links = links
     if keep is not None:  # each gate has an h of its own
-        hs = tf.concat([first[tf.newaxis], rest[..., :units]], 0)
+        hs = tf.concat([first, rest[..., :units]], 0)
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
-        d_gates = tf.reshape(tf.concat([d_first[tf.newaxis], *d_rest], 0), [lanes, time, batch, 4, units])
+        d_gates = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
         d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_gates), recurrent.shape)
-        d_links = tf.einsum("ltbu,ltbv->luv", rest[..., units:], d_rest[0]) if lanes > 1 else links
-    elif lanes > 1:
+        d_links = tf.einsum("ltbu,ltbv->luv", rest[..., units:], d_rest[0]) if linked else links
+    elif linked:
         d_both = tf.einsum("ltbu,ltbv->luv", rest, d_rest[0])
         d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
         d_links = d_both[:, units:]
-    return d_first, d_recurrent, d_links, tf.reduce_sum(d_bias, [0, 1]), d_h, d_c
+    return d_first, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
+
+
+def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Work:
+    """Of these lanes; fed: [1 or 2, time, batch, …], what is of no link."""
+    lanes, units, _ = recurrent.shape
+    directions, _, batch, _ = fed.shape
+    options = keep is not None, lengths is not None, directions
+    return Work(lanes // directions, batch, units, dtype_code, backward, *options)
 
 
 def compiled(work: Work, time: int) -> str:

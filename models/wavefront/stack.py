@@ -106,13 +106,13 @@ def bidirectional_stack(
         if k and dropout:
             inputs = dropout(inputs)
         time, batch, features = _sizes(inputs)
-        both = tf.reshape(tf.stack([inputs, _reversed(inputs, lengths)]), [2, -1, features])
+        both = tf.reshape(tf.stack([inputs, reversed_steps(inputs, lengths)]), [2, -1, features])
         projected = tf.matmul(both, tf.stack([layer.kernel for layer in pair]))
         projected = tf.reshape(projected, [2, time, batch, projected.shape[-1]])
         states = h[2 * k : 2 * k + 2], c[2 * k : 2 * k + 2]
         kept = None if keep is None else keep[2 * k : 2 * k + 2]
         outputs, *final = _advance(projected, pair, None, *states, lengths=lengths, keep=kept, unroll=unroll)
-        inputs = tf.concat([outputs[0], _reversed(outputs[1], lengths)], -1)
+        inputs = tf.concat([outputs[0], reversed_steps(outputs[1], lengths)], -1)
         finals.append(final)
     h, c = (tf.concat(states, 0) for states in zip(*finals, strict=True))
     return inputs, h, c
@@ -147,7 +147,7 @@ def _advance(projected, layers, links, h, c, **options):
     )
 
 
-def _reversed(x: tf.Tensor, lengths: tf.Tensor | None) -> tf.Tensor:
+def reversed_steps(x: tf.Tensor, lengths: tf.Tensor | None) -> tf.Tensor:
     """x [time, batch, …] with the steps of each sequence the other way round, its padding where it was."""
     return tf.reverse(x, [0]) if lengths is None else tf.reverse_sequence(x, lengths, seq_axis=0, batch_axis=1)
 

@@ -36,6 +36,7 @@ class Work(NamedTuple):
         backward: which of the two kernels.
         recurrent_dropout: whether gates see parts of h alone.
         lengths: whether sequences have lengths of their own.
+        directions: 1, or 2 of a single layer.
     """
 
     lanes: int
@@ -45,6 +46,7 @@ class Work(NamedTuple):
     backward: bool
     recurrent_dropout: bool = False
     lengths: bool = False
+    directions: int = 1
 
     @property
     def itemsize(self) -> int:
@@ -80,7 +82,8 @@ class Tiling(NamedTuple):
         return work.lanes * parts(work.units, self.split * self.unit_tile) * self.split * self.groups(work)
 
     def groups(self, work: Work) -> int:
-        return parts(work.batch, self.batch_tile)
+        """Of thread blocks that wait for each other."""
+        return work.directions * parts(work.batch, self.batch_tile)
 
     def shared_bytes(self, work: Work) -> int:
         return self.in_shared * WARPS * self.rows(work) * LINE + _partial_bytes(self.rows(work), self.chunk)
@@ -227,5 +230,6 @@ def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...
         "BACKWARD": int(work.backward), "UNIT_TILE": tiling.unit_tile, "BATCH_TILE": tiling.batch_tile, "SPLIT": tiling.split,
         "IN_REGISTERS": tiling.in_registers, "IN_SHARED": tiling.in_shared, "PREFETCH_DEPTH": tiling.prefetch_depth,
         "CHUNK": tiling.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
+        "DIRECTIONS": work.directions,
     }  # fmt: skip
     return tuple(found.items())

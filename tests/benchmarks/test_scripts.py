@@ -154,20 +154,6 @@ def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
         assert made.framework == next((name for name in ("torch", "jax") if name in row), own)
 
 
-def test_the_persistent_kernels_alone_have_no_second_direction(monkeypatch):
-    monkeypatch.setattr(environments, "lacks", lambda *_: "")
-
-    def refused(*arguments):
-        return {
-            row: made.cannot(constants("synthetic", *arguments))
-            for row, made in SCRIPTS["synthetic"].ROWS_TABLE.items()
-        }
-
-    assert not any(refused().values())
-    reasons = {row: reason for row, reason in refused("--bidirectional=true").items() if reason}
-    assert reasons == {"wavefront_persistent": "has one direction (BIDIRECTIONAL)"}
-
-
 def test_row_of_keras_nightly_is_skipped_in_one_line_where_it_is_not_installed(monkeypatch, tmp_path):
     row = {name: SCRIPTS[name].ROWS_TABLE["keras_jax_loop"] for name in ("mnist", "synthetic")}
     monkeypatch.setattr(environments, "python", lambda framework: str(tmp_path / "bin" / "python"))

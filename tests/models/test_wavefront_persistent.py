@@ -17,8 +17,8 @@ from models.wavefront import nvrtc, persistent
 from models.wavefront import tiling as wavefront_tiling
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
-from models.wavefront.persistent import persistent_stack
-from models.wavefront.stack import LayerWeights, lstm_stack
+from models.wavefront.persistent import persistent_bidirectional_stack, persistent_stack
+from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
 from models.wavefront.tiling import WARPS, Work, best_tiling, layers_together
 from tests import sizes
 from tests.models import measured_tilings
@@ -37,26 +37,32 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
 
 
-def results(stack, dtype, layers, features, units, batch, time, rounded=False, **options):
+def results(stack, dtype, layers, features, units, batch, time, rounded=False, directions=1, **options):
     """Outputs, states and every gradient of a random stack, as float64 arrays.
 
-    rounded: the weights that the kernels read are tf32 numbers. options: of the stack; keep=True: masks of recurrent dropout;
-    lengths=True: all there are, one after the other, from none to `time`.
+    rounded: the weights that the kernels read are tf32 numbers. directions: 2 of a bidirectional stack. options: of the stack;
+    keep=True: masks of recurrent dropout; lengths=True: all there are, one after the other, from none to `time`.
     """
     rng = np.random.default_rng(1)
     if options.get("keep"):
-        options["keep"] = tf.constant(np.random.default_rng(2).uniform(size=(layers, 4, batch, units)) < 0.6)
+        options["keep"] = tf.constant(
+            np.random.default_rng(2).uniform(size=(layers * directions, 4, batch, units)) < 0.6
+        )
     if options.get("lengths"):
         options["lengths"] = tf.constant(np.arange(batch) % (time + 1), tf.int32)
 
     def some(*shape, scale=1.0, dtype=dtype):
         return tf.cast(rng.normal(size=shape) * scale, dtype)
 
-    x, h = some(time, batch, features), some(layers, batch, units, scale=0.5)
-    c = some(layers, batch, units, dtype="float32" if tf.as_dtype(dtype).size == 2 else dtype)
+    x, h = some(time, batch, features), some(layers * directions, batch, units, scale=0.5)
+    c = some(layers * directions, batch, units, dtype="float32" if tf.as_dtype(dtype).size == 2 else dtype)
     weights = [
-        (some(features if k == 0 else units, 4 * units, scale=0.3), some(units, 4 * units, scale=0.3), some(4 * units))
-        for k in range(layers)
+        (
+            some(units * directions if k >= directions else features, 4 * units, scale=0.3),
+            some(units, 4 * units, scale=0.3),
+            some(4 * units),
+        )
+        for k in range(layers * directions)
     ]
     if rounded:
         tf32 = functools.partial(persistent._rounded, wavefront_tiling.DTYPE_CODES["tf32"])
@@ -67,7 +73,9 @@ def results(stack, dtype, layers, features, units, batch, time, rounded=False, *
     sources = [x, h, c, *(array for layer in weights for array in layer)]
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        found = stack(x, [LayerWeights(*layer) for layer in weights], h, c, **options)
+        given = [LayerWeights(*layer) for layer in weights]
+        given = given if directions == 1 else list(zip(given[::2], given[1::2], strict=True))
+        found = stack(x, given, h, c, **options)
     upstream = [some(*y.shape, dtype=y.dtype) for y in found]
     gradients = tape.gradient(found, sources, output_gradients=upstream)
     return [np.asarray(tf.cast(y, "float64")) for y in (*found, *gradients)]
@@ -123,6 +131,26 @@ def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision
     assert (
         past.any() and not found[0][past].any() and not found[3][past].any()
     )  # outputs, and the gradient by the inputs
+
+
+@needs_compiler
+@pytest.mark.parametrize(("lengths", "keep"), [(None, None), (True, True)])
+@pytest.mark.parametrize(
+    ("shape", "precision"),
+    [
+        ((1, 5, 16, 3, 4), "tf32"),
+        pytest.param((2, 7, 32, 18, 3), "float32", marks=pytest.mark.slow),
+        ((2, 3, 50, 10, 5), "float16"),
+    ],
+)
+def test_two_directions_are_those_of_the_schedule(monkeypatch, folder, shape, precision, lengths, keep):
+    """A tile of sequences and several, padded units, dropout between layers."""
+    options = dict(lengths=lengths, keep=keep, dropout=lambda x: 2 * x)
+    expected = results(bidirectional_stack, "float64", *shape, directions=2, **options)
+    with emulated(monkeypatch, folder, tf32=precision == "tf32"):
+        dtype = "float32" if precision == "tf32" else precision
+        found = results(persistent_bidirectional_stack, dtype, *shape, directions=2, **options)
+    assert worst(found, expected) < 2 * LIMIT[precision]  # of two layers in turn
 
 
 PLACES_BY_DEFAULT = {("in_registers", 1, None), ("in_shared", 2, None), ("streamed", 1, True)}
@@ -244,13 +272,15 @@ def test_dropout_acts_between_layers_alone(monkeypatch, folder):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rate", [0, 0.4])
-def test_the_layer_trains_as_with_xla(monkeypatch, folder, rate):
+@pytest.mark.parametrize(
+    ("rate", "direction"), [(0, "unidirectional"), (0.4, "unidirectional"), (0.4, "bidirectional")]
+)
+def test_the_layer_trains_as_with_xla(monkeypatch, folder, rate, direction):
     """With recurrent dropout too: with one seed both draw the same masks."""
     x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("float32")
     layers = [
         WavefrontLSTM(
-            16, 2, return_sequences=True, seed=1, recurrent_dropout=rate, implementation=kind, dtype="float32"
+            16, 2, direction=direction, return_sequences=True, seed=1, recurrent_dropout=rate, implementation=kind
         )
         for kind in ("xla", "persistent")
     ]
@@ -278,6 +308,7 @@ def works():
                 for lanes in (1, layers):
                     for backward, *options in itertools.product((False, True), repeat=3):
                         yield Work(lanes, batch, padded, dtype_code, backward, *options)
+            yield Work(1, batch, padded, dtype_code, layers == 2, False, False, 2)
 
 
 @pytest.mark.parametrize("chip", [H200, CHIP])
@@ -431,10 +462,6 @@ def test_sizes_that_are_not_known_are_refused(monkeypatch):
     ("given", "message"),
     [
         (dict(implementation="cuda"), "implementation: 'cuda' given, expected one of auto, xla, persistent"),
-        (
-            dict(direction="bidirectional"),
-            "direction: 'bidirectional' given, not supported by implementation='persistent'",
-        ),
         (
             dict(layer_normalization=True),
             "layer_normalization: True given, not supported by implementation='persistent'",

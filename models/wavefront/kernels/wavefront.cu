@@ -20,6 +20,8 @@
 //
 // The host (defines of models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
+//   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
+//                        one's in every array but the lengths
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
 //   DTYPE_CODE           0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
 //                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
@@ -56,12 +58,14 @@ constexpr int SEGMENTS = LANES > 1 ? 2 : 1;
 constexpr int ROW_TILES = ROWS / 16, COLUMN_TILES = BATCH_TILE / 8;
 constexpr int UNIT_TILES = (UNITS + WIDTH - 1) / WIDTH * SPLIT;
 constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
+constexpr size_t PLANE = (size_t)BATCH * UNITS, WORDS = PLANE / (16 / sizeof(Number));  // of a step; of a layer's masks
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int STRIDE = SPLIT * WARPS;                  // between the blocks of k of a warp
 constexpr int COUNT = (SEGMENTS * SEGMENT + STRIDE - 1) / STRIDE;  // of them: IN_REGISTERS, then IN_SHARED; the others
 constexpr int STREAMED = COUNT - IN_REGISTERS - IN_SHARED;         // are read anew at every step
 constexpr int PITCH = ROWS + 4;                        // of a column in shared memory: no two lanes write to one bank
 
+static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNIT_TILE * 8 <= THREADS, "tiling");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
@@ -71,7 +75,7 @@ static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= CO
 #endif
 
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
-__device__ unsigned arrived[GROUPS], left[GROUPS];
+__device__ unsigned arrived[DIRECTIONS * GROUPS], left[DIRECTIONS * GROUPS];
 
 struct Place {  // of a thread block and a thread in the work
   int group, lane, rank, first_unit, first_sequence, warp, in_warp;  // rank: in its cluster; first_unit: of the cluster
@@ -83,11 +87,16 @@ struct Place {  // of a thread block and a thread in the work
     lane = block / UNIT_TILES % LANES;
     rank = block % SPLIT;
     first_unit = block % UNIT_TILES / SPLIT * WIDTH;
-    first_sequence = group * BATCH_TILE;
+    first_sequence = (DIRECTIONS > 1 ? group % GROUPS : group) * BATCH_TILE;
     warp = threadIdx.x / 32, in_warp = threadIdx.x % 32;
     column = threadIdx.x / UNIT_TILE;
     unit = first_unit + rank * UNIT_TILE + threadIdx.x % UNIT_TILE;
     if (column >= 8 || unit >= UNITS) unit = -1;
+  }
+  // An array of so many numbers for each direction, from those of this block's on.
+  template <typename T>
+  __device__ T* own(T* all, size_t numbers) const {
+    return DIRECTIONS > 1 ? all + group / GROUPS * numbers : all;
   }
   __device__ int block(int index) const { return index * STRIDE + rank * WARPS + warp; }
   __device__ int sequence(int column_tile) const { return first_sequence + 8 * column_tile + column; }
@@ -466,13 +475,19 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if !LENGTHS
   const int* lengths = nullptr;
 #endif
+#if DIRECTIONS > 1
+  weights = place.own(weights, (size_t)GATES * UNITS), bias = place.own(bias, GATES);
+  if (RECURRENT_DROPOUT) seen = place.own(seen, WORDS);
+  projected = place.own(projected, (size_t)TIME * BATCH * GATES), gates = place.own(gates, (size_t)TIME * BATCH * GATES);
+  first = rest = place.own(first, TIME * PLANE), outputs = place.own(outputs, TIME * PLANE), cells = place.own(cells, TIME * PLANE);
+  h_0 = place.own(h_0, PLANE), c_0 = place.own(c_0, PLANE), h_end = place.own(h_end, PLANE), c_end = place.own(c_end, PLANE);
+#endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
   const Ends ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
-  const size_t plane = (size_t)BATCH * UNITS;
-  Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * plane : first;
+  Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
   float bias_of[4], c[COLUMN_TILES];
 #pragma unroll
   for (int gate = 0; gate < 4; ++gate) bias_of[gate] = unit < 0 ? 0 : bias[lane * GATES + gate * UNITS + unit];
@@ -481,8 +496,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     c[tile] = 0;
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
-    c[tile] = c_0[lane * plane + at];
-    operand[(size_t)place.sequence(tile) * pitch + unit] = to_operand(wide(h_0[lane * plane + at]));
+    c[tile] = c_0[lane * PLANE + at];
+    operand[(size_t)place.sequence(tile) * pitch + unit] = to_operand(wide(h_0[lane * PLANE + at]));
   }
 
   tell_group(place);
@@ -538,11 +553,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         if (time + 1 < TIME)
           operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = h;
         else
-          h_end[lane * plane + at] = h, c_end[lane * plane + at] = c[tile];
+          h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[tile];
         if (lane + 1 < LANES)
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
         else
-          outputs[time * plane + at] = output;
+          outputs[time * PLANE + at] = output;
       });
     }
     if (step < TIME + LANES - 2) tell_group(place);
@@ -584,20 +599,27 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if !LENGTHS
   const int* lengths = nullptr;
 #endif
+#if DIRECTIONS > 1
+  weights = place.own(weights, (size_t)GATES * UNITS);
+  if (RECURRENT_DROPOUT) seen = place.own(seen, WORDS);
+  gates = place.own(gates, (size_t)TIME * BATCH * GATES), cells = place.own(cells, TIME * PLANE);
+  d_first = d_rest = place.own(d_first, (size_t)TIME * BATCH * GATES), d_outputs = place.own(d_outputs, TIME * PLANE);
+  c_0 = place.own(c_0, PLANE), d_h_end = place.own(d_h_end, PLANE), d_c_end = place.own(d_c_end, PLANE);
+  d_h_0 = place.own(d_h_0, PLANE), d_c_0 = place.own(d_c_0, PLANE);
+#endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
   const Ends ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
-  const size_t plane = (size_t)BATCH * UNITS;
-  Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * plane : d_first;
+  Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * PLANE : d_first;
   float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES], d_h_kept[COLUMN_TILES];  // kept: of an h that stands still
 #pragma unroll
   for (int tile = 0; tile < COLUMN_TILES; ++tile) {
     d_c[tile] = c[tile] = d_h_kept[tile] = 0;
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
-    d_c[tile] = d_c_end[lane * plane + at];
-    c[tile] = cells[((size_t)lane * TIME + TIME - 1) * plane + at];
+    d_c[tile] = d_c_end[lane * PLANE + at];
+    c[tile] = cells[((size_t)lane * TIME + TIME - 1) * PLANE + at];
   }
 
   // One step more than forward: at time -1 stands the gradient by the initial h.
@@ -609,13 +631,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #pragma unroll
       for (int tile = 0; tile < COLUMN_TILES; ++tile)
         if (place.sequence(tile) < BATCH) {
-          const size_t at = (size_t)place.sequence(tile) * UNITS + unit, kept = ((size_t)lane * TIME + time) * plane;
+          const size_t at = (size_t)place.sequence(tile) * UNITS + unit, kept = ((size_t)lane * TIME + time) * PLANE;
           const float* gates_now = gates + kept * 4 + (size_t)place.sequence(tile) * GATES + unit;
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) gate_of[tile][gate] = gates_now[gate * UNITS];
-          c_before[tile] = time ? cells[kept - plane + at] : c_0[lane * plane + at];
-          d_output[tile] = lane + 1 < LANES || ends.passed(tile, time) ? 0 : wide(d_outputs[time * plane + at]);
-          if (time + 1 == TIME) d_output[tile] += wide(d_h_end[lane * plane + at]);
+          c_before[tile] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
+          d_output[tile] = lane + 1 < LANES || ends.passed(tile, time) ? 0 : wide(d_outputs[time * PLANE + at]);
+          if (time + 1 == TIME) d_output[tile] += wide(d_h_end[lane * PLANE + at]);
         }
     if (step < TIME + LANES - 2) wait_for_group(place, TIME + LANES - 2 - step);
 
@@ -623,16 +645,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       Sums sums = {};
       const bool has_next = time + 1 < TIME, has_above = lane + 1 < LANES && time >= 0;
       multiply(sums, own_weights,
-               {has_next ? d_own + (size_t)(time + 1) * 4 * plane : nullptr,
-                has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * plane : nullptr, GATES}, masks);
+               {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
+                has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
       gather(sums, partial, place, [&](int tile, auto total) {
         const int sequence = place.sequence(tile);
         const size_t at = (size_t)sequence * UNITS + unit;
         float d_h = total(0);
         if (LENGTHS) d_h += d_h_kept[tile];
         if (time < 0) {
-          d_h_0[lane * plane + at] = to_operand(d_h);
-          d_c_0[lane * plane + at] = d_c[tile];
+          d_h_0[lane * PLANE + at] = to_operand(d_h);
+          d_c_0[lane * PLANE + at] = d_c[tile];
           return;
         }
         d_h += d_output[tile];
