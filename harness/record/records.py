@@ -256,10 +256,9 @@ class Run:
             self._lock = None
 
 
-def has_records(path: str | os.PathLike, benchmark: str = "") -> bool:
-    """Whether a folder is that of a run in which a row has been recorded, of this benchmark where one is named."""
-    pattern = f"{benchmark}.*.json" if benchmark else "[!.]*.json"
-    return next((Path(path) / "rows").glob(pattern), None) is not None
+def has_records(path: str | os.PathLike) -> bool:
+    """Whether a folder is that of a run in which a row has been recorded."""
+    return next((Path(path) / "rows").glob("[!.]*.json"), None) is not None
 
 
 def open_run(path: str | os.PathLike, facts: Mapping[str, Any] | None = None) -> Run:

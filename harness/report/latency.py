@@ -1,6 +1,7 @@
 """What the tables of a benchmark of requests come to: which row answers soonest at each point, and how far behind Keras is.
 
-From the records alone, each point's shortest p50; points at which fewer than two rows have one are left out.
+From the records alone, each point's shortest p50, and what is within SAME of it; points at which fewer than two rows have one
+are left out.
 """
 
 import re
@@ -10,6 +11,7 @@ from harness.report.building import in_groups
 from harness.report.cells import plain, value_at
 
 PREDICT = "keras_predict"  # where it has no time, the slowest row of Keras is said to take so much longer
+SAME = 1.05  # times the shortest p50: no row is said to be sooner
 POINT = re.compile(r"(.+)-((?:stream|steps_\d+)-batch_\d+)")  # as harness.run.points names a config's
 
 
@@ -31,14 +33,20 @@ def _sentence(where: tuple[str, str, str], at: Mapping[str, Mapping[str, float]]
     soonest: dict[str, list[str]] = {}
     behind: dict[str, list[float]] = {}  # how many times as long each point's row of Keras takes
     for point, times in at.items():
-        first = min(times, key=times.get)
-        soonest.setdefault(first, []).append(plain(point))
+        shortest = min(times.values())
+        first = [f"`{row}`" for row in sorted(times, key=times.get) if times[row] <= SAME * shortest]
+        soonest.setdefault(" and ".join(first), []).append(plain(point))
         of_keras = [row for row in times if row.startswith("keras")]
-        if of_keras and (slower := PREDICT if PREDICT in times else max(of_keras, key=times.get)) != first:
-            behind.setdefault(slower, []).append(times[slower] / times[first])
+        slower = PREDICT if PREDICT in times else max(of_keras, key=times.get, default="")
+        if slower and times[slower] > SAME * shortest:
+            behind.setdefault(slower, []).append(times[slower] / shortest)
     config, device, precision = where
-    by = [f"by `{row}` at {', '.join(points)}" for row, points in soonest.items()]
-    takes = [f"`{row}` takes {_range(ratios)} times as long" for row, ratios in behind.items()]
+    by = [f"by {rows} at {', '.join(points)}" for rows, points in soonest.items()]
+    first = " ".join(soonest)
+    takes = [
+        f"`{row}` takes {_range(ratios)} times as long{' elsewhere' if f'`{row}`' in first else ''}"
+        for row, ratios in behind.items()
+    ]
     return f"{plain(config)}, {device.upper()}, {precision}: a request is answered soonest, by p50, {'; '.join([*by, *takes])}."
 
 

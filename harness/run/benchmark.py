@@ -328,19 +328,18 @@ class Parent:
         return out
 
     def _default_out(self) -> Path:
-        """Today's latest run, where it has none of these records yet and no other settings; for --resume the script's latest one
-        in these settings."""
+        """Today's latest run, where it has none of these records yet and no other settings; with --resume today's latest that has
+        some of them."""
         results = machine.PROJECT / "results"
-        begun = [
-            out for out in folders.of_machine(self.device, results) if records.has_records(out, self.benchmark.name)
-        ]
-        if "resume" in self.flags and (same := [out for out in begun if not self._contradicts(out, ())]):
-            return same[-1]
-        for latest in folders.of_today(self.device, results)[-1:]:
-            there = {path.stem for path in (latest / "rows").glob("*.json")}
-            if not there & self._names() and not self._contradicts(latest, ()):
-                return latest
-        return folders.new(self.device, results)
+        today = [out for out in folders.of_today(self.device, results) if not self._contradicts(out, ())]
+        names = self._names()
+        begun = [out for out in today if any((out / "rows" / f"{name}.json").exists() for name in names)]
+        if "resume" in self.flags and begun:
+            return begun[-1]
+        latest = folders.of_today(self.device, results)[-1:]
+        return (
+            latest[0] if latest and latest[0] in today and latest[0] not in begun else folders.new(self.device, results)
+        )
 
     def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
         """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some."""

@@ -27,7 +27,7 @@ FLAGS = {
     "list": "print the names of the rows",
     "quick": "the quick preset: real numbers in minutes",
     "full": "the full preset: the published protocol",
-    "resume": "keep the finished rows of an earlier run: of the one in --out, or of the latest in these settings",
+    "resume": "keep the finished rows of an earlier run: of the one in --out, or of today's latest",
 }
 SETTINGS = {
     "out": (Limit(str, example="results/mine"), "folder for the records and tables"),

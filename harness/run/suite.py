@@ -50,7 +50,7 @@ USAGE = [
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
     ("--gpus=2", "spread the rows over so many GPUs of this host"),
-    ("--resume", "keep the finished rows of --out, or of this machine's latest run; do the others, by its options"),
+    ("--resume", "continue the run in --out, or this machine's latest, with the options that it was begun with"),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
 ]
@@ -82,9 +82,14 @@ def has_gpu() -> bool:
     return False
 
 
-def default_out(device: str, resume: bool, results: Path = PROJECT / "results") -> Path:
-    """results/<machine>-<date>, with -2, -3 … for a further run of the day; for --resume this machine's latest run."""
-    begun = [path for path in folders.of_machine(device, results) if resume and records.has_records(path)]
+def default_out(device: str, resume: bool, results: Path = PROJECT / "results", others: Sequence[str] = ()) -> Path:
+    """results/<machine>-<date>, with -2, -3 … for a further run of the day.
+
+    For --resume this machine's latest run that the suite has begun, on one of the `others` too, or else the latest with records.
+    """
+    earlier = folders.of_machine([device, *others], results) if resume else []
+    begun = [path for path in earlier if _begun_with(path) is not None]
+    begun = begun or [path for path in earlier if records.has_records(path)]
     return begun[-1] if begun else folders.new(device, results)
 
 
@@ -196,11 +201,14 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
     resume = "resume" in found.flags
-    device = found.device or ("gpu" if has_gpu() else "cpu")
-    out = Path(found.out).absolute() if found.out else default_out(device, resume)
+    device, others = found.device or ("gpu" if has_gpu() else "cpu"), []
+    if device == "gpu" and not found.device:
+        others = ["cpu"]
+    out = Path(found.out).absolute() if found.out else default_out(device, resume, others=others)
     if resume and (begun := _as_begun(found, headers, out)):
+        own = " and as said now" if jobs.noted(found) else ""
         found, chosen = begun
-        say(f"--resume: as begun, with {shlex.join(jobs.noted(found))}")
+        say(f"--resume: as begun{own}, with {shlex.join(jobs.noted(found))}")
     gpu = _asked_for_gpu(found)
     device = found.device or ("gpu" if gpu else "cpu")
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
@@ -231,9 +239,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
     if warning := bf16.settle():
         say(warning)
-    about = {"options": jobs.noted(found)}
+    # With what this machine has decided: it may decide otherwise when the run is resumed.
+    about = {"options": list(dict.fromkeys([f"--{preset}", f"--device={device}", *jobs.noted(found)]))}
     with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
-        if not resume:
+        if not resume or _begun_with(out) is None:
             held.note(about)
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
@@ -264,17 +273,27 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     return status
 
 
+def _begun_with(out: Path) -> object | None:
+    """What the run.json of a run notes of its options; None where it notes none, or there is none."""
+    return records.check_run(out).get("options") if (out / "run.json").is_file() else None
+
+
 def _as_begun(found: Options, headers: Mapping[str, Header], out: Path) -> tuple[Options, list[str]] | None:
-    """As jobs.parse, of the options that the run in `out` was begun with; None where there are none, or the user wrote some."""
-    begun_with = records.check_run(out).get("options") if (out / "run.json").is_file() else None
-    if not begun_with or jobs.noted(found):
+    """As jobs.parse, of what the run in `out` was begun with and of what is written now; None where nothing is noted."""
+    begun_with = _begun_with(out)
+    if begun_with is None:
         return None
     try:
         if not isinstance(begun_with, list) or not all(isinstance(option, str) for option in begun_with):
             raise UserError(f"options: {begun_with!r:.60}: expected a list such as ['--only=ptb']")
-        begun, chosen = parse(begun_with, headers)
+        presets = [f"--{name}" for name in PRESETS if found.preset]
+        begun, chosen = parse(
+            [option for option in (*begun_with, *jobs.noted(found)) if option not in presets], headers
+        )
     except UserError as error:
-        raise UserError(f"{out / 'run.json'}: {error}; give --resume options of its own") from None
+        raise UserError(
+            f"{out / 'run.json'}: {error}; leave --resume out, or choose another folder with --out"
+        ) from None
     begun.flags |= found.flags
     begun.out = found.out
     return begun, chosen

@@ -12,8 +12,9 @@ ROW_LIMIT_S, keeps its place with the reason; another process goes on after it. 
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
@@ -120,6 +121,10 @@ class Sweep(benchmark.Parent):
 
     def _names(self) -> set[str]:
         return {name for point in map(self._at, self.shapes) for name in benchmark.Parent._names(point)}
+
+    def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
+        found = (benchmark.Parent._contradicts(self._at(name), out, replaced) for name in self.shapes)
+        return next(filter(None, found), "")
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew

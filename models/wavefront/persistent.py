@@ -28,7 +28,7 @@ import tensorflow as tf
 from . import nvrtc, schedule
 from .nvrtc import Chip
 from .stack import LayerWeights, reversed_steps
-from .tiling import DTYPE_CODES, WARPS, Work, defines, fitting, layers_together, padded_units
+from .tiling import DTYPE_CODES, WARPS, Work, best_tiling, defines, fitting, layers_together, padded_units
 
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
 
@@ -58,7 +58,7 @@ def persistent_stack(
     work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together=together)
     padded = work.units
     more = padded - units
-    h, c, keep, lengths = _padded_states(h, c, keep, lengths, more)
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
     finals = []
     for first in range(0, len(layers), together):
         if first and dropout:
@@ -90,7 +90,8 @@ def persistent_bidirectional_stack(
     dropout: Callable[[tf.Tensor], tf.Tensor] | None = None,
     keep: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run a stack of bidirectional layers: the two directions of a layer in one launch, the layers in turn.
+    """Run a stack of bidirectional layers: the two directions of a layer in one launch, or each in its own where a launch has
+    place for one alone; the layers in turn.
 
     Args, returns, raises: as of stack.bidirectional_stack, and as of persistent_stack.
     """
@@ -99,7 +100,7 @@ def persistent_bidirectional_stack(
     flat = [layer for pair in layers for layer in pair]
     work, _ = planned(inputs, flat, bool(dropout), keep is not None, lengths is not None, directions=2)
     more = work.units - units
-    h, c, keep, lengths = _padded_states(h, c, keep, lengths, more)
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
     finals = []
     for k, pair in enumerate(layers):
         if k and dropout:
@@ -107,11 +108,13 @@ def persistent_bidirectional_stack(
         both = tf.reshape(tf.stack([inputs, reversed_steps(inputs, lengths)]), [2, time * batch, -1])
         projected = tf.matmul(both, tf.stack([_pad_gates(layer.kernel, more) for layer in pair]))
         projected = tf.reshape(projected, [2, time, batch, 4 * work.units])
-        own = slice(2 * k, 2 * k + 2)
-        outputs, *final = _advance(projected, pair, None, h[own], c[own], keep, lengths, own)
-        outputs = outputs[..., :units]
+        outputs = []
+        for first in range(0, 2, work.directions):  # of a launch
+            of_pair, own = (slice(at, at + work.directions) for at in (first, 2 * k + first))
+            found, *final = _advance(projected[of_pair], pair[of_pair], None, h[own], c[own], keep, lengths, own)
+            outputs += tf.unstack(found[..., :units])
+            finals.append(final)
         inputs = tf.concat([outputs[0], reversed_steps(outputs[1], lengths)], -1)
-        finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
     return inputs, h, c
 
@@ -127,6 +130,8 @@ def planned(
 ) -> tuple[Work, int]:
     """What would run: the work of one forward step of all layers, and how many of them advance together.
 
+    The directions of this work are those of a launch.
+
     Args:
         layers: with two directions both of each.
         dropout, keep, lengths: whether there is such an argument.
@@ -141,6 +146,8 @@ def planned(
     padded, num_layers = padded_units(units, inputs.dtype.size), len(layers) // directions
     lanes = num_layers if directions == 1 else 1
     work = Work(lanes, batch, padded, _dtype_code(inputs.dtype), False, keep, lengths, directions)
+    if directions == 2 and None in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True)):
+        work = work._replace(directions=1)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
@@ -148,12 +155,13 @@ def planned(
     return work, together
 
 
-def _padded_states(h, c, keep, lengths, more: int):
+def _padded_states(h, c, keep, lengths, batch: int, more: int):
     """(h, c, keep, lengths) as `advance` takes them, with `more` units of zeros."""
     if keep is not None:
-        keep = tf.pad(tf.ensure_shape(keep, [h.shape[0], 4, *h.shape[1:]]), [[0, 0], [0, 0], [0, 0], [0, more]])
+        keep = tf.ensure_shape(keep, [h.shape[0], 4, batch, h.shape[2]])
+        keep = tf.pad(keep, [[0, 0], [0, 0], [0, 0], [0, more]])
     if lengths is not None:
-        lengths = tf.ensure_shape(tf.cast(lengths, tf.int32), h.shape[1:2])
+        lengths = tf.ensure_shape(tf.cast(lengths, tf.int32), [batch])
     h, c = (tf.pad(x, [[0, 0], [0, 0], [0, more]]) for x in (h, tf.cast(c, tf.float32)))
     return h, c, keep, lengths
 

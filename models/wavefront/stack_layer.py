@@ -295,6 +295,7 @@ def _sequence_lengths(mask: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
         raise ValueError(
             f"mask: {list(mask.shape)} given, expected {expected}: one boolean for each step of the inputs"
         )
+    mask = tf.ensure_shape(mask, expected)
     right_padded = tf.reduce_all(mask[:, :-1] | ~mask[:, 1:], axis=1)
     lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
     wrong = (

@@ -286,7 +286,7 @@ def test_a_script_joins_todays_folder_and_writes_over_no_record_of_its_own(stub,
     assert len(list(results.glob("*/rows/other.*"))) == 2
 
 
-def test_resume_of_a_script_goes_on_in_its_latest_run_of_these_settings(stub, results):
+def test_resume_of_a_script_goes_on_in_todays_latest_run_of_these_settings(stub, results):
     assert stub.main("--rows=first", "--resume") == 0, "a new run, as there is none"
     assert stub.main("--rows=first") == stub.main("--rows=first", "--units=32") == 0
     assert rows_in(results) == {"20260102": 2, "20260102-2": 2, "20260102-3": 2}
@@ -294,10 +294,14 @@ def test_resume_of_a_script_goes_on_in_its_latest_run_of_these_settings(stub, re
     stub.starts()
     assert stub.main("--units=32", "--resume") == 0 and stub.rows_started() == ["second 0"]
     assert rows_in(results) == {"20260101-2": 2, "20260102": 2, "20260102-3": 4}
+    assert stub.main("--resume") == 0 and stub.rows_started() == ["second 0"], (
+        "not the latest, which has other settings"
+    )
+    assert rows_in(results) == {"20260101-2": 2, "20260102": 4, "20260102-3": 4}
     for path in results.glob("cpu-2-core-20260102/rows/stub.*"):
         path.unlink()
-    assert stub.main("--resume") == 0 and stub.rows_started() == ["second 0"], "begun before midnight"
-    assert rows_in(results) == {"20260101-2": 4, "20260102-3": 4}
+    assert stub.main("--resume") == 0
+    assert rows_in(results) == {"20260101-2": 2, "20260102-3": 4, "20260102-4": 4}, "yesterday's stays as it is"
 
 
 def test_rows_start_beside_the_reference_and_wait_for_it(stub):

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from harness.errors import UserError
-from harness.record import machine, settings
+from harness.record import machine, records, settings
 from harness.run import jobs, options, suite
+from tests import record_cases
 
 PROJECT = Path(__file__).resolve().parents[2]
 NAMES = ["mnist", "ptb", "ptb_sentences", "scaling", "stacked_lm", "synthetic"]
@@ -312,23 +313,43 @@ def test_resume_goes_on_with_the_options_that_the_run_was_begun_with(scripts, mo
     sets = scripts.parent / "sets"
     line = f"--resume: as begun, with --quick --device=cpu --only=ptb --rows=row_of_ptb --units=4 --data={sets}"
     assert line in capsys.readouterr().out.splitlines()
-    assert resumed(scripts, "--only=mnist") == [["mnist"]], "options beside --resume count, and they alone"
+    [[_, *options]] = resumed(scripts, "--only=mnist", "--rows=row_of_mnist")
+    assert "--units=4" in options and "--rows=row_of_mnist" in options, "options beside --resume change those"
+    assert "--resume: as begun and as said now, with --quick" in capsys.readouterr().out
     assert resumed(scripts) == before, "and are none that the run was begun with"
-    assert "--resume: as begun" in capsys.readouterr().out
     assert run(scripts, "--only=synthetic") == 0 and resumed(scripts) == [["synthetic"]], "begun anew in its folder"
+    assert resumed(scripts, "--full") == [["synthetic"]] and "--full" in (scripts / "started").read_text()
+
+
+def test_resume_finds_what_the_suite_has_begun_on_the_other_device_too(scripts, monkeypatch, tmp_path):
+    """And passes over a folder that a script alone has made."""
+    results = tmp_path / "results"
+    monkeypatch.setattr(machine, "run_name", lambda device: f"{device}-20260102")
+    monkeypatch.setattr(suite, "has_gpu", lambda: True)
+    find = suite.default_out
+    monkeypatch.setattr(suite, "default_out", lambda *given, **options: find(*given, results, **options))
+    assert suite.main(["--device=cpu", "--only=mnist"], scripts) == 0
+    for alone in ("cpu-20260102-2", "gpu-20260101"):
+        with records.open_run(results / alone) as run_:
+            records.write_record(run_, record_cases.make())
+    for argv in (["--resume"], ["--resume", "--device=cpu"]):
+        (scripts / "started").unlink()
+        assert suite.main(argv, scripts) == 0
+        assert [name for name, *_ in started(scripts)] == ["mnist"]
+        assert f"--out={results / 'cpu-20260102'}" in (scripts / "started").read_text()
 
 
 def test_resume_of_a_run_without_options_or_without_their_note_runs_everything(scripts, capsys):
     path = scripts.parent / "out" / "run.json"
     assert run(scripts, "--resume") == 0 and "not there yet" in capsys.readouterr().out
     whole = [[name, *(option for option in rest if option != "--resume")] for name, *rest in started(scripts)]
-    assert json.loads(path.read_text())["options"] == [] and resumed(scripts) == whole
+    assert json.loads(path.read_text())["options"] == ["--quick", "--device=cpu"] and resumed(scripts) == whole
     facts = json.loads(path.read_text())
     del facts["options"]
     path.write_text(json.dumps(facts))
-    assert resumed(scripts) == whole and json.loads(path.read_text()) == facts
-    assert resumed(scripts, "--only=mnist") == [["mnist"]] and json.loads(path.read_text()) == facts
-    assert "as begun" not in capsys.readouterr().out
+    capsys.readouterr()
+    assert resumed(scripts, "--only=mnist") == [["mnist"]] and "as begun" not in capsys.readouterr().out
+    assert json.loads(path.read_text())["options"] == ["--quick", "--device=cpu", "--only=mnist"], "noted from then on"
 
 
 @pytest.mark.parametrize("noted", ["--only=ptb", ["--only=gone"], [3], {"only": "ptb"}, ["--units=x"]])
@@ -340,7 +361,9 @@ def test_noted_options_that_are_none_are_one_line_and_status_2(scripts, capsys, 
     (scripts / "started").unlink()
     assert run(scripts, "--resume") == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {path}: ") and line.endswith("; give --resume options of its own")
+    assert line.startswith(f"error: {path}: ") and line.endswith(
+        "; leave --resume out, or choose another folder with --out"
+    )
     assert not started(scripts)
 
 

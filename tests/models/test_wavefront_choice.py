@@ -374,13 +374,24 @@ def test_a_mask_in_a_compiled_model_goes_to_xla(h200):
 
 
 @needs_compiler
-def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too):
+@pytest.mark.parametrize(
+    ("ours", "lengths", "direction"),
+    [
+        ("auto", None, "unidirectional"),
+        pytest.param("persistent", (2, 1), "unidirectional", marks=pytest.mark.slow),
+        ("persistent", (2, 1), "bidirectional"),
+    ],
+)
+def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too, ours, lengths, direction):
     """First and second ones, a Jacobian, a derivative in forward mode, and what tf.vectorized_map makes of a call."""
     x = tf.constant(np.random.default_rng(0).normal(size=(2, 2, 4)), "float32")
+    mask = None if lengths is None else tf.sequence_mask(lengths, 2)
     results = {}
     with emulated(monkeypatch, folder, tf32=False):
-        for kind in ("auto", "xla"):
-            layer = WavefrontLSTM(16, 2, implementation=kind, return_sequences=True, seed=1, recurrent_dropout=0.3)
+        for kind in (ours, "xla"):
+            layer = WavefrontLSTM(
+                16, 2, direction=direction, implementation=kind, return_sequences=True, seed=1, recurrent_dropout=0.3
+            )
             layer.build(x.shape)
             random = np.random.default_rng(1)
             layer.set_canonical(
@@ -391,19 +402,19 @@ def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too):
                 outer.watch(x)
                 with tf.GradientTape() as tape:
                     tape.watch(x)
-                    loss = tf.reduce_sum(tf.square(layer(x, training=True)))
+                    loss = tf.reduce_sum(tf.square(layer(x, mask=mask, training=True)))
                 gradients = tape.gradient(loss, sources)
                 penalty = sum(tf.reduce_sum(tf.square(gradient)) for gradient in gradients)
             results[kind] = [*gradients, *outer.gradient(penalty, sources)]
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                last = layer(x)[:, -1]
+                last = layer(x, mask=mask)[:, -1]
             results[kind].append(tape.jacobian(last, x))
             with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
-                outputs = layer(x)
+                outputs = layer(x, mask=mask)
             assert layer.chosen == {"auto": "persistent"}.get(kind, kind)
             results[kind] += [forward.jvp(outputs), keras.layers.TimeDistributed(layer)(x[:, tf.newaxis])]
-    for found, expected in zip(results["auto"], results["xla"], strict=True):
+    for found, expected in zip(results[ours], results["xla"], strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=1e-4)
 
 

@@ -153,6 +153,23 @@ def test_two_directions_are_those_of_the_schedule(monkeypatch, folder, shape, pr
     assert worst(found, expected) < 2 * LIMIT[precision]  # of two layers in turn
 
 
+@needs_compiler
+def test_two_directions_that_find_no_place_together_run_one_after_the_other(monkeypatch, folder):
+    shape, chip = (2, 4, 16, 10, 3), CHIP._replace(multiprocessors=1)
+    directions = []
+    launched = persistent._launch
+    monkeypatch.setattr(
+        persistent, "_launch", lambda work, *rest: directions.append(work.directions) or launched(work, *rest)
+    )
+    expected = results(bidirectional_stack, "float64", *shape, directions=2, lengths=True)
+    for own, given in ((CHIP, [2] * 4), (chip, [1] * 8)):  # two layers, forward and backward
+        directions.clear()
+        with emulated(monkeypatch, folder, own):
+            found = results(persistent_bidirectional_stack, "float32", *shape, directions=2, lengths=True)
+        assert directions == given
+        assert worst(found, expected) < 2 * LIMIT["tf32"]
+
+
 PLACES_BY_DEFAULT = {("in_registers", 1, None), ("in_shared", 2, None), ("streamed", 1, True)}
 
 
