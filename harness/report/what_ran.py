@@ -15,6 +15,7 @@ OPS = (
     (r"BlockLSTM", "BlockLSTMV2 op"),
     (r"LSTMBlockCell", "LSTMBlockCell op"),
     (r"lstm_cell", "LSTM cell op"),
+    (r"LSTM\(Sequence\|Cell\)", "OpenVINO's LSTM op"),
     (r"aten::lstm", "nn.LSTM call"),
     (r"cudaGraphLaunch", "CUDA graph launch"),
     (r"CompiledFxGraph", "torch.compile graph"),
