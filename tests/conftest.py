@@ -55,6 +55,14 @@ def pytest_collection_finish():
     gc.freeze()  # the modules of all frameworks, which every later collection would go through
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _traced_graphs_are_collected_once():
+    """TensorFlow keeps the graphs of every test, gigabytes of them, which each later collection would go through."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module")
 def gpu_runtime():
     """harness.frameworks.tensorflow.TensorFlowRuntime of this process on its NVIDIA GPU, in fp32; skips where there is none."""
