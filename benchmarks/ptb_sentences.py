@@ -139,7 +139,8 @@ def run_row(row, c, measurement):
     weights, states, batches = start(c, measurement.data)
     dtype = COMPUTE_DTYPE[measurement.precision]
     if row in WAVEFRONT:
-        stack = {"wavefront": WavefrontStack}.get(row, PersistentWavefrontStack)(weights, c.NUM_LAYERS, dtype)
+        kind = PersistentWavefrontStack if row == "wavefront_persistent" else WavefrontStack
+        stack = kind(weights, c.NUM_LAYERS, dtype)
     else:
         stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
     longest = max(tokens.shape[1] for tokens, _, _ in batches)
