@@ -17,8 +17,9 @@ from models.wavefront.stack_layer import StackLayer
 
 SCOPE = "doctor_layer_"
 SCOPES = rf"{SCOPE}(\d+)"
-CUDNN, XLA, LOOP, UNROLLED, EAGER, OTHER, NOTHING = (
+CUDNN, PERSISTENT, XLA, LOOP, UNROLLED, EAGER, OTHER, NOTHING = (
     "cuDNN",
+    "persistent kernels",
     "XLA",
     "while loop",
     "unrolled",
@@ -146,9 +147,11 @@ def seen(profile: Mapping[str, Any], number: int) -> Seen:
         where: sum(count for op, count in ops.items() if re.fullmatch(rf"{where}\w*MatMul(V\d)?", op))
         for where in ("", "loop:", "xla:", "xla:loop:")
     }
-    if cudnn := {op: count for op, count in ops.items() if re.match(r"CudnnRNN", op)}:
+    if cudnn := {op: count for op, count in ops.items() if re.match(r"(loop:)?CudnnRNN", op)}:
         launched = [name for name in kernels if not name.lower().startswith("mem")]
         return Seen(CUDNN, f"{_counted(cudnn)}; {len(launched)} kinds of kernel", kernels)
+    if calls := sum(count for op, count in ops.items() if re.fullmatch(r"xla:(loop:)?XlaCustomCallV2", op)):
+        return Seen(PERSISTENT, f"persistent kernels called from XLA {calls}×", kernels)
     if products["xla:loop:"]:
         return Seen(XLA, f"XLA, a loop over the steps with {products['xla:loop:']} products in its body", kernels)
     if products["xla:"]:

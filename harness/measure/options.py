@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.measure import clocks
 from harness.measure.measurement import Measurement
-from harness.measure.proof import UPDATE_STEPS, Kernel, Limit, Proof, max_error, norm_error, worst
+from harness.measure.proof import COARSE, UPDATE_STEPS, WIDEST, Kernel, Limit, Proof, max_error, norm_error, worst
 
 MODES = ("train", "forward")
 ERROR = "error"
@@ -145,9 +145,12 @@ class OptionMeasurement(Measurement):
         for _ in range(calls):
             losses.append(float(np.asarray(trial.train())))
             weights.append(trial.weights_now())
-        for check, place, error in (("gradients", 0, max_error), ("update", -1, norm_error)):
-            expected = _changes(after[place], start)
-            limits = dict.fromkeys(expected, getattr(proof.limit, check))
+        coarse = COARSE[proof.precision]
+        kinks = coarse * trial.rounded(calls) if coarse else np.zeros((2, len(start)))
+        checks = (("gradients", 0, max_error), ("update", -1, norm_error))
+        for (check, place, error), explained in zip(checks, np.minimum(kinks, WIDEST[proof.precision]), strict=True):
+            expected, usual = _changes(after[place], start), getattr(proof.limit, check)
+            limits = {name: max(usual, float(limit)) for name, limit in zip(expected, explained, strict=True)}
             proof.hold(check, *worst(_changes(weights[place], start), expected, error, limits))
         proof.losses("the proof's steps", np.array(losses), curve)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from harness.report.building import Table, foot, in_groups, skipped, verdict
 from harness.report.cells import NONE, Notes, cell, ours, plain
 
-DEFAULT, CUDNN, ERROR = "default", "cuDNN", "error"
+DEFAULT, CUDNN, ERROR, OURS = "default", "cuDNN", "error", "persistent kernels"
+WRONG = "computes something else than float64 does: see the proof"
 TITLES = {"train": "A training step", "forward": "A prediction"}
 SLOW = 2.0  # times as long as the default: named in the sentence of a CPU
 HEADINGS = ["row", "what it is", "what ran", "ms a step", "against the default", "error", "what to do instead", "proof"]
@@ -58,13 +59,16 @@ def _keeps(by_mode: Mapping[str, Sequence[Mapping]], device: str, where: str) ->
         for record in rows:
             if ran(record) == ERROR:
                 kind = "fails"
-            elif device == "gpu":
+            elif record["status"] == "failed":
+                kind = WRONG
+            elif device == "gpu" and ran(record) != OURS:
                 kind = "keeps cuDNN" if keeps(record) else "loses it"
             else:
                 kind = ran(record)
             names.setdefault(kind, {}).setdefault(record["row"], "")
             names[kind][record["row"]] += f" {mode}"
-    order = ["keeps cuDNN", "loses it"] if device == "gpu" else sorted(kind for kind in names if kind != "fails")
+    last = ["fails", WRONG]
+    order = ["keeps cuDNN", "loses it", OURS] if device == "gpu" else sorted(names.keys() - last)
     measured = {record["row"]: sum(record["row"] == r["row"] for rows in found.values() for r in rows)
                 for rows in found.values() for record in rows}  # fmt: skip
 
@@ -74,7 +78,7 @@ def _keeps(by_mode: Mapping[str, Sequence[Mapping]], device: str, where: str) ->
 
     lines = [
         [kind, ", ".join(shown(row, modes) for row, modes in names[kind].items()) or NONE]
-        for kind in [*order, "fails"]
+        for kind in [*order, *last]
         if kind in names
     ]
     title = "Keeps cuDNN, loses it, fails" if device == "gpu" else "What runs on a CPU, where there is no cuDNN"
@@ -89,9 +93,9 @@ def _advice(found: Mapping[str, Sequence[Mapping]], device: str) -> str:
     fails = [record["row"] for record in rows if ran(record) == ERROR]
     raises = f"; {_listed(fails)} {'raises' if len(fails) == 1 else 'raise'} an error" if fails else ""
     if device == "gpu":
-        lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record)}
+        lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record) and ratio > 1}
         if not lost:
-            return f"None of these options loses cuDNN on this GPU{raises}."
+            return f"None of these options costs cuDNN on this GPU{raises}."
         slowest = max(lost, key=lost.get)
         least = f"{min(lost.values()):.1f} to " if len(lost) > 1 else ""
         return (

@@ -59,7 +59,7 @@ class Together(benchmark.Parent):
                 keep(row, processes.Outcome(result["modes"], "", result["seconds"], log))
 
         jobs: list[dict[str, Any]] = [{"constants": self.constants, "row": row, **self._job(number)} for row in rows]
-        outcome = processes.run_child(**self._child("points", row=rows[0], points=jobs, watch=watch))
+        outcome = processes.run_child(**self._child("points", row=rows[0], points=jobs, rehearse=True, watch=watch))
         if len(seconds) < len(rows) and (outcome.result is None or not seconds):
             rest = max(0.0, outcome.seconds - sum(seconds))
             keep(rows[len(seconds)], outcome._replace(result=None, seconds=rest))

@@ -270,6 +270,15 @@ class OptionTrial:
         means = np.cumsum(losses) / np.arange(1, count + 1)
         return means[self.per_call - 1 :: self.per_call], after[self.per_call - 1 :: self.per_call]
 
+    def rounded(self, steps: int) -> np.ndarray:
+        """[2, weights]: how far coarse rounding moves each weight's change by the first step and by so many; 0 without a relu.
+
+        One that is on in one precision and off in another changes gradients by far more than the rounding itself.
+        """
+        if self.network.layer.activation != "relu":
+            return np.zeros((2, len(self.weights)))
+        return recurrent.rounded(self.network, self.weights, self.batches[:steps], self.rate)
+
     def predicted(self, calls: int) -> list[np.ndarray]:
         """Predictions of each call by the float64 reference."""
         found = self._shared("predict").first(calls * self.per_call)

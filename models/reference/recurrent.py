@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.reference.networks import COARSE, DRAWS
+
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
@@ -279,6 +281,26 @@ def walk(network: Network, weights: Sequence[np.ndarray], batches: Iterable[Batc
         weights = [array - rate * gradient for array, gradient in zip(weights, gradients, strict=True)]
         states = finals if network.carries else None
         yield loss, weights
+
+
+def rounded(network: Network, weights: Sequence[np.ndarray], batches: Sequence[Batch], rate: float):
+    """Of each weight the largest errors of trainings from coarsely rounded weights: (of the first step's change, of all steps').
+
+    As models.reference.networks.rounded, and for its reason: max|a - b| / max|b|, and the same in the 2-norm.
+    """
+    exact = [after for _, after in walk(network, weights, batches, rate)]
+    found = np.zeros((2, len(weights)))
+    for draw in range(DRAWS):
+        random = np.random.default_rng(draw)
+        start = [np.float64(array) * (1 + COARSE * random.uniform(-1, 1, np.shape(array))) for array in weights]
+        after = [own for _, own in walk(network, start, batches, rate)]
+        for kind, (place, order) in enumerate(((0, np.inf), (-1, 2))):
+            for k, array in enumerate(weights):
+                change = (exact[place][k] - array).ravel()
+                moved = (after[place][k] - start[k]).ravel() - change
+                norm = np.linalg.norm(change, order)
+                found[kind, k] = max(found[kind, k], np.linalg.norm(moved, order) / norm if norm else 0.0)
+    return found
 
 
 def predict(network: Network, weights: Sequence[np.ndarray], batches: Iterable[Batch]):

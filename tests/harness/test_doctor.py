@@ -124,6 +124,9 @@ def test_the_profiler_is_right_where_it_sees_something_else():
     )
     cudnn = {"ops": {"CudnnRNNV3": 1, "CudnnRNNBackpropV3": 1}, "kernels": {"RNN_blockPersist": 0.5}}
     assert layers.seen({"ops": {}, "scopes": {"0": cudnn}}, 0).kind == layers.CUDNN
+    for ops, kind in (({"loop:Slice": 17, "loop:CudnnRNNV3": 1}, layers.CUDNN),  # steps_per_execution
+                      ({"xla:XlaCustomCallV2": 1, "xla:MatMul": 2}, layers.PERSISTENT)):  # fmt: skip
+        assert layers.seen({"ops": {}, "scopes": {"0": {"ops": ops, "kernels": {}}}}, 0).kind == kind
     assert layers.seen({"ops": {"eager:MatMul": 9}, "scopes": {}}, 0).kind == layers.EAGER
     assert layers.seen({"ops": {}, "scopes": {}}, 0).kind == layers.NOTHING
 
