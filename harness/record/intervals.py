@@ -41,6 +41,23 @@ def interval(medians: Sequence[float], confidence: float = CONFIDENCE) -> list[f
     return [_ms(middle - half), _ms(middle + half)]
 
 
+def ratio(slower: Sequence[Sequence[float]], faster: Sequence[Sequence[float]]) -> list[float] | None:
+    """[low, high] of how many times as long one row's step takes as another's, from the blocks of both, a list per process.
+
+    Welch's t interval of the difference of the logarithms, brought back; None where either has fewer than two processes.
+    """
+    logs = [[math.log(statistics.median(blocks)) for blocks in row] for row in (slower, faster)]
+    if min(map(len, logs)) < 2:
+        return None
+    parts = [statistics.variance(row) / len(row) for row in logs]
+    squares = sum(part**2 / (len(row) - 1) for part, row in zip(parts, logs, strict=True))
+    degrees = max(1, int(sum(parts) ** 2 / squares)) if squares else len(logs[0]) + len(logs[1]) - 2
+    half = t_quantile(0.5 + CONFIDENCE / 2, degrees) * math.sqrt(sum(parts))
+    middle = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    of_medians = math.exp(statistics.median(logs[0]) - statistics.median(logs[1]))
+    return [min(_ms(middle - half), of_medians), max(_ms(middle + half), of_medians)]
+
+
 def _ms(log: float) -> float:
     return math.exp(min(max(log, -500.0), 500.0))  # two processes far apart have an interval beyond any float
 

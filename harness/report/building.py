@@ -6,7 +6,19 @@ from typing import NamedTuple
 from harness.record import schema, settings
 from harness.record.stopping_rule import is_time_up
 from harness.report import plots, warnings, what_ran
-from harness.report.cells import NONE, Notes, cell, markdown, ours, paragraphs, plain, speedup, split_format, value_at
+from harness.report.cells import (
+    NONE,
+    Notes,
+    cell,
+    markdown,
+    ours,
+    paragraphs,
+    plain,
+    speedup,
+    split_format,
+    times_as_fast,
+    value_at,
+)
 from harness.report.curves import Curve
 from harness.report.provenance import (
     data_of,
@@ -197,8 +209,9 @@ def _figure(record: Mapping, column: Sequence[str], bases: Mapping[str, Mapping]
         return NONE
     kind, _ = split_format(form)
     if kind.startswith("speedup:"):
-        ratio = speedup(record, bases.get(kind.partition(":")[2]), path)
-        return NONE if ratio is None else f"{ratio:.2f}x"
+        base = bases.get(kind.partition(":")[2])
+        ratio = speedup(record, base, path)
+        return NONE if ratio is None else times_as_fast(record, base, ratio, path)
     if path == "share_of_matmul" and kind == "percent":
         form = "percent*100"  # the one figure that a record keeps as 0..1
     return cell(value_at(record, path), form)

@@ -10,6 +10,8 @@ from harness.errors import UserError
 from harness.record import intervals
 
 NONE = "-"
+LEVEL = "level"  # after a ratio whose interval includes 1
+OF_STEPS = ("throughput.value", "step_ms", "step_ms.median")
 SPECIAL = re.compile(r"[\\|<`*]|(?<=_)_|_(?=_)")
 
 
@@ -120,6 +122,16 @@ def speedup(record: Mapping, base: Mapping | None, path: str) -> float | None:
         return None
     is_time = path.startswith("step_ms") or path.endswith("_s")
     return other / own if is_time else own / other
+
+
+def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> str:
+    """A speedup, of steps with the 95 % interval over the processes of both rows, and LEVEL where that includes 1."""
+    is_known = path in OF_STEPS and record is not base
+    if not is_known or not (found := intervals.ratio(base["blocks_ms"], record["blocks_ms"])):
+        return f"{ratio:.2f}x"
+    low, high = found
+    told = "" if low > 1 or high < 1 else f", {LEVEL}"
+    return f"{ratio:.2f}x ±{_percent(max(high / ratio, ratio / low) - 1)}{told}"
 
 
 def markdown(headings: Sequence[str], right: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:

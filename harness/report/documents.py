@@ -24,7 +24,7 @@ from pathlib import Path
 from harness.errors import UserError, require
 from harness.record import records, schema
 from harness.report import tables, warnings
-from harness.report.cells import NONE, markdown, value_at
+from harness.report.cells import NONE, markdown, times_as_fast, value_at
 from harness.report.provenance import machine_line
 
 BLOCK = re.compile(
@@ -136,16 +136,17 @@ def _ratios(by_row: Mapping[str, Mapping], base: str, mode: str, ours: Sequence[
         return [NONE] * 2
     fastest = min(times, key=times.__getitem__)
 
-    def times_as_fast(slower: str) -> str:
+    def against_row(slower: str) -> str:
         warned = any(_is_warned(by_row[name]) for name in (slower, fastest))
-        return f"{times[slower] / times[fastest]:.2f}x" + (WARNED if warned else "")
+        ratio = times_as_fast(by_row[fastest], by_row[slower], times[slower] / times[fastest], _path(mode))
+        return ratio + (WARNED if warned else "")
 
-    against = f" {times_as_fast(base)}" if base in times else ""
+    against = f" {against_row(base)}" if base in times else ""
     peers = {name: value for name, value in times.items() if name not in ours}
     if not peers or fastest in peers:
         return [f"`{fastest}`{against}", "is a peer" if peers else NONE]
     peer = min(peers, key=peers.__getitem__)
-    return [f"`{fastest}`{against}", f"`{peer}` {times_as_fast(peer)}"]
+    return [f"`{fastest}`{against}", f"`{peer}` {against_row(peer)}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

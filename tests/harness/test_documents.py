@@ -76,7 +76,14 @@ def test_an_overview_has_a_line_per_workload_and_the_fastest_row_against_base_an
     run = run_of(tmp_path / "run", *rows, make("jax_scan", status="failed", reason="x"), layout=OURS)
     head, _, line = cells(documents.overview(run, ["keras", "jax_scan", "eager"]))
     assert head[1:] == ["`keras`", "`jax_scan`", "`eager`", "fastest, against `keras`", "against the fastest peer"]
-    assert line == ["`ptb` large, tf32, ms", "10.0~", "failed", "-", "`wavefront` 5.00x~", "`torch_lstm` 2.50x~"]
+    assert line == [
+        "`ptb` large, tf32, ms",
+        "10.0~",
+        "failed",
+        "-",
+        "`wavefront` 5.00x ±0.0 %~",
+        "`torch_lstm` 2.50x ±0.0 %~",
+    ]
 
 
 def test_an_overview_marks_what_departs_from_the_protocol_and_says_where_a_peer_is_fastest(tmp_path):

@@ -24,7 +24,7 @@ def test_the_fastest_row_comes_first_with_its_figures(tmp_path):
     assert [row["row"] for row in rows] == ["keras_cudnn", "while_loop", "2 GPUs"]
     assert rows[0]["what it is"] == "cuDNN"
     assert rows[0]["words/s"] == "50,000"
-    assert rows[0]["speedup"] == "10.00x"
+    assert rows[0]["speedup"] == "10.00x ±0.2 %"
     assert rows[0]["ms"] == "2.000 ±0.2 % (3)"
     assert rows[0]["proof"] == "proven, errors ≤ 3.4e-02"
     assert (
@@ -43,7 +43,13 @@ def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
     text = page_of(tmp_path / "run", *rows, layout=layout)
     against = {row["row"]: row["against peer"] for row in lines_of(text, "Speed")}
     assert list(against) == ["keras_cudnn", "keras", "while_loop", "torch_lstm", "2 GPUs"]
-    assert list(against.values()) == ["2.50x", "1.00x", "0.50x", "-", "-"]  # torch_lstm has failed, 2 GPUs never ran
+    assert list(against.values()) == [
+        "2.50x ±0.0 %",
+        "1.00x",
+        "0.50x ±0.0 %",
+        "-",
+        "-",
+    ]  # torch_lstm has failed, 2 GPUs never ran
     alone = page_of(tmp_path / "alone", make("keras_cudnn", 4.0), layout=layout)
     assert "against peer" not in lines_of(alone, "Speed")[0], "nothing but ours to compare with"
     beside = page_of(tmp_path / "beside", make("keras_cudnn", 4.0), failed, layout=layout)
