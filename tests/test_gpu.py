@@ -134,7 +134,7 @@ def test_auto_is_the_kernels_where_they_run_and_computes_what_xla_does(gpu_runti
     mask = np.ones((8, 9), bool) if given.get("mask") else None
     options = {name: value for name, value in given.items() if name != "mask"}
     found = []
-    for kind, chosen in (("auto", "xla" if given else "persistent"), ("xla", "xla")):
+    for kind, chosen in (("auto", "xla" if options else "persistent"), ("xla", "xla")):
         layer = WavefrontLSTM(48, 2, implementation=kind, **options)
         layer.build(x.shape)
         layer.set_canonical(

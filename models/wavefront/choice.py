@@ -9,10 +9,10 @@
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
-- There is one direction and no mask: the kernels take others, but no record of the suite says yet which of the two is the
-  faster then.
+- There is one direction: the kernels take two, but no record of the suite says yet which of the two is the faster then.
 
-In every record of the suite in which both ran (1 to 8 layers) "persistent" is the faster one, so no time is estimated here.
+In every record of the suite in which both ran (1 to 8 layers; sentences with a mask) "persistent" is the faster one, so no time
+is estimated here.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.
@@ -51,8 +51,6 @@ def chosen(
     """
     if bidirectional:
         return "xla", "two directions"
-    if lengths is not None:
-        return "xla", "a mask"
     if _eager():
         return "xla", "called eagerly"
     try:
