@@ -146,7 +146,7 @@ class OptionMeasurement(Measurement):
             losses.append(float(np.asarray(trial.train())))
             weights.append(trial.weights_now())
         coarse = COARSE[proof.precision]
-        kinks = coarse * trial.rounded(calls) if coarse else np.zeros((2, len(start)))
+        kinks = coarse * trial.rounded(calls * trial.per_call) if coarse else np.zeros((2, len(start)))
         checks = (("gradients", 0, max_error), ("update", -1, norm_error))
         for (check, place, error), explained in zip(checks, np.minimum(kinks, WIDEST[proof.precision]), strict=True):
             expected, usual = _changes(after[place], start), getattr(proof.limit, check)

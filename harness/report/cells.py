@@ -129,9 +129,9 @@ def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> st
     is_known = path in OF_STEPS and record is not base
     if not is_known or not (found := intervals.ratio(base["blocks_ms"], record["blocks_ms"])):
         return f"{ratio:.2f}x"
-    low, high = found
-    told = "" if low > 1 or high < 1 else f", {LEVEL}"
-    return f"{ratio:.2f}x ±{_percent(max(high / ratio, ratio / low) - 1)}{told}"
+    width = max(found[1] / ratio, ratio / found[0])
+    told = f", {LEVEL}" if ratio / width <= 1 <= ratio * width else ""
+    return f"{ratio:.2f}x ±{_percent(width - 1)}{told}"
 
 
 def markdown(headings: Sequence[str], right: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:

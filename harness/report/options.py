@@ -7,10 +7,11 @@ figures and sentences here come from the records alone.
 from collections.abc import Mapping, Sequence
 
 from harness.report.building import Table, foot, in_groups, skipped, verdict
-from harness.report.cells import NONE, Notes, cell, ours, plain
+from harness.report.cells import NONE, Notes, cell, ours, plain, times_as_fast
 
 DEFAULT, CUDNN, ERROR, OURS = "default", "cuDNN", "error", "persistent kernels"
-WRONG = "computes something else than float64 does: see the proof"
+WRONG, UNPROVEN = "computes something else than float64 does: see the proof", "not proven"
+FIGURES = {"outputs", "gradients", "update", "loss"}
 TITLES = {"train": "A training step", "forward": "A prediction"}
 SLOW = 2.0  # times as long as the default: named in the sentence of a CPU
 HEADINGS = ["row", "what it is", "what ran", "ms a step", "against the default", "error", "what to do instead", "proof"]
@@ -43,9 +44,13 @@ def keeps(record: Mapping) -> bool:
     return all(kind.startswith(CUDNN) for kind in ran(record).split(", "))
 
 
+def _default(rows: Sequence[Mapping]) -> Mapping | None:
+    return next((other for other in rows if other["row"] == DEFAULT), None)
+
+
 def against(record: Mapping, rows: Sequence[Mapping]) -> float | None:
     """How many times as long as the default a row takes; None where one of them has no time."""
-    base = next((other for other in rows if other["row"] == DEFAULT), None)
+    base = _default(rows)
     times = [other["step_ms"] for other in (record, base) if other and other["status"] == "ok"]
     return times[0]["median"] / times[1]["median"] if len(times) == 2 and all(times) else None
 
@@ -60,14 +65,14 @@ def _keeps(by_mode: Mapping[str, Sequence[Mapping]], device: str, where: str) ->
             if ran(record) == ERROR:
                 kind = "fails"
             elif record["status"] == "failed":
-                kind = WRONG
+                kind = WRONG if FIGURES & {*(record["proof"] or {}).get("failed", ())} else UNPROVEN
             elif device == "gpu" and ran(record) != OURS:
                 kind = "keeps cuDNN" if keeps(record) else "loses it"
             else:
                 kind = ran(record)
             names.setdefault(kind, {}).setdefault(record["row"], "")
             names[kind][record["row"]] += f" {mode}"
-    last = ["fails", WRONG]
+    last = ["fails", WRONG, UNPROVEN]
     order = ["keeps cuDNN", "loses it", OURS] if device == "gpu" else sorted(names.keys() - last)
     measured = {record["row"]: sum(record["row"] == r["row"] for rows in found.values() for r in rows)
                 for rows in found.values() for record in rows}  # fmt: skip
@@ -95,7 +100,7 @@ def _advice(found: Mapping[str, Sequence[Mapping]], device: str) -> str:
     if device == "gpu":
         lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record) and ratio > 1}
         if not lost:
-            return f"None of these options costs cuDNN on this GPU{raises}."
+            return f"Nothing that lost cuDNN made a training step longer than the default's on this GPU{raises}."
         slowest = max(lost, key=lost.get)
         least = f"{min(lost.values()):.1f} to " if len(lost) > 1 else ""
         return (
@@ -153,7 +158,7 @@ def _line(layout: Mapping, record: Mapping, rows: Sequence[Mapping], notes: Note
         ours(layout["rows"].get(record["row"], "")),
         plain(ran(record)) or NONE,
         *figures,
-        NONE if ratio is None else f"{ratio:.2f}x",
+        NONE if ratio is None else times_as_fast(_default(rows), record, ratio, "step_ms"),
         plain(about.get("error", "")) or NONE,
         ours(layout["options"]["instead"].get(record["row"], "")) or NONE,
         NONE if raised else verdict(record, notes),

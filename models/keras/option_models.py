@@ -277,7 +277,9 @@ class OptionTrial:
         """
         if self.network.layer.activation != "relu":
             return np.zeros((2, len(self.weights)))
-        return recurrent.rounded(self.network, self.weights, self.batches[:steps], self.rate)
+        return recurrent.rounded(
+            self.network, self.weights, [self.batches[k % len(self.batches)] for k in range(steps)], self.rate
+        )
 
     def predicted(self, calls: int) -> list[np.ndarray]:
         """Predictions of each call by the float64 reference."""

@@ -3,12 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.record import records
 from harness.report import options as report
 from harness.report.cells import Notes
-from harness.run import benchmark
+from harness.run import benchmark, child, processes
 from tests import record_cases, sizes
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -81,12 +82,41 @@ def test_a_relu_may_err_as_far_as_rounding_turns_it_on_or_off(option, errs):
     """At tf32 on a GPU the gradients of a right row were wrong by 0.14: elsewhere nothing is allowed beyond the usual limits."""
     from models.keras.option_models import OptionTrial
     from models.keras.options import OPTIONS
+    from models.reference import recurrent
 
     trial = OptionTrial(OPTIONS[option], batch=20, steps=35, features=64, units=64, outputs=10, rate=1.0, staged=3, seed=1,
                         precision="tf32")  # fmt: skip
     gradients, updates = trial.rounded(3)
     assert (gradients.max() > 0.01) == errs and (updates.max() > 1e-3) == errs
     assert max(gradients.max(), updates.max()) < 1
+    wrong = trial.network._replace(layer=trial.network.layer._replace(recurrent_activation="hard_sigmoid"))
+    for place, explained in ((0, gradients), (-1, updates)):  # of a gate that is mistaken, some weight's change says so
+        right, mistaken = (
+            list(recurrent.walk(network, trial.weights, trial.batches, 1.0))[place][1]
+            for network in (trial.network, wrong)
+        )
+        changes = [[a - w for a, w in zip(after, trial.weights, strict=True)] for after in (right, mistaken)]
+        errors = [np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in zip(*changes, strict=True)]
+        assert any(error > max(0.05, 2 * limit) for error, limit in zip(errors, explained, strict=True))
+
+
+@pytest.mark.parametrize(("rehearse", "fails", "measured"), [
+    (False, (), "ab"), (True, (), "aab"), (True, "a", "a"), (True, "b", "aab"),
+])  # fmt: skip
+def test_a_process_rehearses_its_first_row_and_keeps_it_once(monkeypatch, rehearse, fails, measured):
+    ran, told = [], []
+
+    def result(script, job):
+        ran.append(job["row"])
+        return {"train": {"status": "failed" if job["row"] in fails else "ok", "call": len(ran)}}
+
+    monkeypatch.setattr(child, "_result", result)
+    monkeypatch.setattr(
+        processes, "write_progress", lambda job, done: told.append([d["modes"]["train"]["call"] for d in done])
+    )
+    child._points(None, {"points": [{"row": "a"}, {"row": "b"}], "rehearse": rehearse})
+    assert "".join(ran) == measured
+    assert told == {"ab": [[1], [1, 2]], "aab": [[], [2], [2, 3]], "a": [[1]]}[measured]
 
 
 # --- the first table ----------------------------------------------------------------------------------------------------
@@ -112,7 +142,8 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
         made("recurrent_dropout", "while loop", 25.0),
         made("mixed", "cuDNN, XLA", 3.0),
         made("wavefront", "persistent kernels", 0.5),
-        made("wrong", "cuDNN") | {"status": "failed"},
+        made("wrong", "cuDNN") | {"status": "failed", "proof": {"failed": ["gradients", "clock"]}},
+        made("late", "cuDNN") | {"status": "failed", "proof": {"failed": ["clock"]}},
         made("faster", "XLA", 0.5),
         made("mask_left_padded", "error", error="InvalidArgumentError: a mask"),
         made("mask_left_padded", "XLA", mode="forward"),
@@ -125,6 +156,7 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
         "loses it": "`recurrent_dropout`, `mixed`, `faster`, `mask_left_padded` (predicting alone)",
         "persistent kernels": "`wavefront`",
         report.WRONG: "`wrong`",
+        report.UNPROVEN: "`late`",
         "fails": "`mask_left_padded` (training alone)",
     }
     assert "3.0 to 25.0 times" in first.foot[0] and "`recurrent_dropout` longest" in first.foot[0]

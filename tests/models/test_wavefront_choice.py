@@ -375,6 +375,20 @@ def test_the_mask_of_an_embedding_goes_to_the_kernels(h200):
     assert model.layers[1].chosen == "persistent"
 
 
+def test_the_mask_of_an_embedding_is_trained_and_predicted_with_under_xla():
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32", batch_size=2),
+            keras.layers.Embedding(6, 4, mask_zero=True),
+            WavefrontLSTM(5, implementation="xla"),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=True)
+    tokens = np.array([[3, 1, 2, 0], [1, 2, 3, 4]])
+    model.fit(tokens, np.zeros((2, 5), "float32"), batch_size=2, verbose=0)
+    assert np.isfinite(model.predict(tokens, batch_size=2, verbose=0)).all()
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("ours", "lengths", "direction"),
