@@ -41,9 +41,8 @@ if [ -z "${LSTM_BENCH_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
   LSTM_BENCH_DATA=$(cd "$root/../shared/data" && pwd)
   export LSTM_BENCH_DATA
 fi
-# One more than there are processors, since some tests wait; 4 at most. One GPU has no place for several test processes.
-workers=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
-marker="not downloads and not gpu" processes=(-n "$workers" --dist=worksteal)
+# One GPU has no place for several test processes.
+marker="not downloads and not gpu" processes=(-n auto --maxprocesses=4 --dist=worksteal)
 if gpu_answers; then marker="not downloads" processes=(-n 0); fi
 if [ $all = yes ]; then
   export LSTM_BENCH_TESTS=all # tests/sizes.py

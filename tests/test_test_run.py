@@ -20,7 +20,7 @@ def test_one(number):
 
 def test_a_crash_fails_its_own_test_alone(tmp_path):
     pytest.importorskip("xdist")  # without it ./run_tests.sh itself does not start
-    options = re.search(r"processes=\((.*)\)", RUN_TESTS.read_text())[1].replace('"$workers"', "2").split()
+    options = re.search(r"processes=\((.*)\)", RUN_TESTS.read_text())[1].split()
     (tmp_path / "test_crashes.py").write_text(CRASHES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "test_crashes.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
