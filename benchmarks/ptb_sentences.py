@@ -55,14 +55,18 @@ MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that f
 
 WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths)
     "padded": ("all batches padded to the longest one's steps", True, False),
-    "lengths": ("padded likewise, with sequence_lengths", True, True),
+    "lengths": ("all batches padded to the longest one's steps, with sequence_lengths", True, True),
     "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
     "wavefront": (
         "all batches padded to the longest one's steps, with a mask; the whole step compiled by XLA",
         True,
         True,
     ),
-    "wavefront_persistent": ("likewise, the stack in persistent CUDA kernels called from XLA", True, True),
+    "wavefront_persistent": (
+        "all batches padded to the longest one's steps, with a mask; the stack in persistent CUDA kernels",
+        True,
+        True,
+    ),
 }
 WAVEFRONT = ("wavefront", "wavefront_persistent")
 

@@ -10,7 +10,7 @@ from harness.errors import UserError
 from harness.record import intervals
 
 NONE = "-"
-LEVEL = "level"  # after a ratio whose interval includes 1
+INCONCLUSIVE = "inconclusive"  # after a ratio whose interval includes 1
 OF_STEPS = ("throughput.value", "step_ms", "step_ms.median")
 SPECIAL = re.compile(r"[\\|<`*]|(?<=_)_|_(?=_)")
 
@@ -125,12 +125,12 @@ def speedup(record: Mapping, base: Mapping | None, path: str) -> float | None:
 
 
 def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> str:
-    """A speedup, of steps with the 95 % interval over the processes of both rows, and LEVEL where that includes 1."""
+    """A speedup, of steps with the 95 % interval over the processes of both rows, and INCONCLUSIVE where that includes 1."""
     is_known = path in OF_STEPS and record is not base
     if not is_known or not (found := intervals.ratio(base["blocks_ms"], record["blocks_ms"])):
         return f"{ratio:.2f}x"
     width = max(found[1] / ratio, ratio / found[0])
-    told = f", {LEVEL}" if ratio / width <= 1 <= ratio * width else ""
+    told = f", {INCONCLUSIVE}" if ratio / width <= 1 <= ratio * width else ""
     return f"{ratio:.2f}x ±{_percent(width - 1)}{told}"
 
 

@@ -14,7 +14,16 @@ WRONG, UNPROVEN = "computes something else than float64 does: see the proof", "n
 FIGURES = {"outputs", "gradients", "update", "loss"}
 TITLES = {"train": "A training step", "forward": "A prediction"}
 SLOW = 2.0  # times as long as the default: named in the sentence of a CPU
-HEADINGS = ["row", "what it is", "what ran", "ms a step", "against the default", "error", "what to do instead", "proof"]
+HEADINGS = [
+    "row",
+    "what it is",
+    "what ran",
+    "ms a step",
+    "as long as the default",
+    "error",
+    "what to do instead",
+    "proof",
+]
 IN_FIT = "in `fit`, ms a step"
 
 
