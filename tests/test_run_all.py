@@ -503,7 +503,7 @@ def test_run_all_quick_writes_all_tables(tmp_path):
         "--device=cpu",
         "--data=embedded",
         f"--out={out}",
-        "--rows=keras,cudnn_stack,padded",
+        "--rows=keras,wavefront,padded",
         *TINY,
     ]
     done = subprocess.run(
