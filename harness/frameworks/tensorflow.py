@@ -20,6 +20,7 @@ from harness.frameworks.profiles import PROFILED, SCRATCH, SYNC, Draws, bytes_to
 from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 
 OPTIONAL = ("libnvinfer", "libnvshmem", "libtensorrt")  # libraries without which TensorFlow sees a GPU as well
+UNCOUNTED = ("SyncDevice", "_EagerConst")  # `profile`'s own; a number of Python's that becomes a tensor
 COMPILED = "xla:"  # before the name of an op that XLA compiled into a cluster
 
 
@@ -61,12 +62,12 @@ class TensorFlowRuntime:
 
     def sync(self) -> None:
         """Return once everything launched on the device has ended; of several processes of tf.distribute, on this one's."""
-        task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task")
-        if task is None:
+        worker = _worker()
+        if worker is None:
             self._tf.test.experimental.sync_devices()
             return
         names = [device.name for device in self._tf.config.list_logical_devices()]
-        for name in [name for name in names if "/task:" not in name or f"/task:{task['index']}/" in name]:
+        for name in [name for name in names if "/task:" not in name or f"/task:{worker}/" in name]:
             with self._tf.device(name):
                 self._tf.raw_ops.SyncDevice()
 
@@ -102,10 +103,24 @@ class TensorFlowRuntime:
             where the profiler leaves out ops that it has come to know as cheap, the ops of every traced function that the
             profiler saw executed count once per execution, and there are no kernels. Ops in a while loop's body are
             "loop:<type>"; a cluster compiled by XLA is "xla", and the ops that it was compiled from, once per execution on
-            either device, "xla:<type>" and "xla:loop:<type>".
+            either device, "xla:<type>" and "xla:loop:<type>". On a CPU, a process of tf.distribute that is not the first
+            has its eager ops from `_called`.
         """
         found = _Scopes(scopes)
         self.sync()
+        if self.device == "cpu" and _worker():
+            ops, kernels, about = _called(function), Counter(), {"to_host_bytes": 0}
+        else:
+            ops, kernels, about = self._profiled(function, found)
+        _count_traced(ops, "" if self.device == "cpu" else COMPILED, found)
+        if self.device == "cpu":
+            about |= {"launches": sum(ops.values()), "syncs": None}
+        if scopes:
+            about["scopes"] = found.counted()
+        return {"ops": dict(ops), "kernels": dict(kernels), **about}
+
+    def _profiled(self, function: Callable[[], object], scopes: "_Scopes") -> tuple[Counter, Counter, dict[str, int]]:
+        """What `_read_profile` finds of it."""
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._tf.profiler.experimental.start(folder)
             try:
@@ -114,13 +129,7 @@ class TensorFlowRuntime:
                 self.sync()
             finally:
                 self._tf.profiler.experimental.stop()
-            ops, kernels, about = _read_profile(folder, found)
-        _count_traced(ops, "" if self.device == "cpu" else COMPILED, found)
-        if self.device == "cpu":
-            about |= {"launches": sum(ops.values()), "syncs": None}
-        if scopes:
-            about["scopes"] = found.counted()
-        return {"ops": dict(ops), "kernels": dict(kernels), **about}
+            return _read_profile(folder, scopes)
 
     def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
         """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
@@ -207,6 +216,35 @@ def cure(log: str) -> str:
     return f"{'; '.join(failed.values())}; install tensorflow[and-cuda] of its version, or add its folder to LD_LIBRARY_PATH"
 
 
+def _worker() -> int | None:
+    """This process' number among those of tf.distribute, from TF_CONFIG; None where it is the only one."""
+    return json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("index")
+
+
+def _called(function: Callable[[], object]) -> Counter:
+    """The ops and traced functions that this thread calls eagerly in `function`, by the names that `_read_host` gives them.
+
+    By TensorFlow's op callbacks: its profiler, whose options for less than all it does not heed, ends a process of
+    MultiWorkerMirroredStrategy other than the first in about one of ten profiles (2.21; SIGSEGV or a corrupted heap in
+    TraceMeRecorder::Consume, which joins the start of a collective op to its end, in the thread that hears from the first).
+    """
+    from tensorflow.python.framework import op_callbacks
+
+    ops = Counter()
+
+    def count(op_type: str | bytes, inputs: object, attrs: object, outputs: object, op_name=None, graph=None) -> None:
+        name = op_type.decode() if isinstance(op_type, bytes) else op_type
+        if graph is None and name not in UNCOUNTED:
+            ops[f"eager:{name}"] += 1
+
+    op_callbacks.add_op_callback(count)
+    try:
+        function()
+    finally:
+        op_callbacks.remove_op_callback(count)
+    return ops
+
+
 class _Scopes:
     """What ran under the name scopes in which a regular expression is found, by its group; without one, nothing."""
 
@@ -252,7 +290,7 @@ def _read_host(plane, ops: Counter, marks: list, syncs: list) -> None:
     for line in plane.lines:
         for event in line.events:
             found = re.fullmatch(r"EagerLocalExecute: (\S+)", names[event.metadata_id])
-            if found and found[1] != "SyncDevice":  # `profile`'s own
+            if found and found[1] not in UNCOUNTED:
                 ops[f"eager:{found[1]}"] += 1
             name = names[event.metadata_id]
             if name == PROFILED or SYNC.fullmatch(name):

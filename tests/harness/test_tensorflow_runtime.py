@@ -55,3 +55,22 @@ def test_executed_functions_add_their_ops_once_per_execution(prefix, expected):
     ops = Counter({f"eager:{name}": 2, name: 5})  # on a GPU copies of its inputs name it, too
     _count_traced(ops, prefix)
     assert {key: ops[key] for key in ("MatMul", "xla", "xla:MatMul") if ops[key]} == expected
+
+
+def test_all_workers_but_the_first_count_what_the_profiler_counts(tensorflow_runtime, monkeypatch):
+    """TensorFlow's profiler ends such a process now and then, so that they do without."""
+    variable, x = tf.Variable(X), tf.constant(X)
+    traced, compiled = tf.function(lambda x: looped(x) @ variable), tf.function(lambda x: x @ x, jit_compile=True)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(traced(x) + compiled(x) * 2 + tf.tanh(x))
+        variable.assign_sub(tape.gradient(loss, [variable])[0])
+
+    step()
+    profiled = tensorflow_runtime.profile(step)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {}, "task": {"type": "worker", "index": 1}}')
+    monkeypatch.delattr(tf.profiler.experimental, "start")
+    counted = tensorflow_runtime.profile(step)
+    assert counted == profiled and profiled["ops"]["eager:Tanh"] == 1 and profiled["ops"]["xla"] > 0
+    assert profiled["ops"]["loop:MatMul"] > 0
