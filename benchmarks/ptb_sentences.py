@@ -82,7 +82,9 @@ def of_way(row):
     """The row of a way to pad."""
     what = WAYS[row][0]
     if row not in WAVEFRONT:
-        return benchmark.Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True)
+        return benchmark.Row(
+            f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
+        )
     found = benchmark.Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
     return found._replace(what=f"WavefrontLSTM, {what}")
 

@@ -306,6 +306,20 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
     return f"{text}."
 
 
+def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
+    """The limits of a precision, those of the most records first, and whose the others are; of: limits → records."""
+    most = max(of, key=lambda limit: len(of[limit]))
+    lines = []
+    for limit in sorted(filter(None, of), key=lambda limit: limit != most):
+        modes = {record["mode"] for record in of[limit]}
+        rest = [record for other, records in of.items() if other != limit for record in records]
+        whose = ", ".join(sorted(modes))
+        if modes & {record["mode"] for record in rest}:
+            whose = listed(list(dict.fromkeys(record["row"] for record in of[limit])), at_most=len(of[limit]))
+        lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
+    return lines
+
+
 def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     """Every row's errors and the kernel that was seen, with the limits underneath."""
     order = list(layout["rows"])
@@ -324,11 +338,11 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
         lines.append([plain(record["row"]), record["mode"], ", ".join(group_of(record)), *errors, result, ran])
         limit = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                           for key, value in proof.get("limit", {}).items() if value and key != "spread")  # fmt: skip
-        limits.setdefault(plain(limit), {})[record["precision"]] = None
+        limits.setdefault(record["precision"], {}).setdefault(limit, []).append(record)
         spreads |= {f"{value:g}" for key, value in proof.get("limit", {}).items() if key == "spread"}
     headings = ["row", "mode", "config", *(key.removesuffix("_err") for key in schema.ERRORS), "result", "what ran"]
     right = [False] * 3 + [True] * len(schema.ERRORS) + [False] * 2
-    under = [f"Limits of {', '.join(precisions)}: {plain(limit)}." for limit, precisions in limits.items() if limit]
+    under = [line for precision, of in limits.items() for line in _limits(precision, of)]
     if spreads:
         under.append(f"Limit of spread, the timed blocks' losses against each other: {' or '.join(sorted(spreads))}.")
     return [markdown(headings, right, lines), "", *paragraphs(under)]

@@ -293,6 +293,7 @@ def test_the_lines_to_write_make_the_same_model(make, name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_candidate_that_dies_is_a_line_of_the_report():
     done = run(f"{MODELS}:dies_when_built_again", "--device=cpu", "--batch-size=4", "--try=jit_compile=True")
     assert done.returncode == 0

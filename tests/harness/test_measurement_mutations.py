@@ -385,7 +385,13 @@ def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):
     assert list(complaints(parts, measurement)) == []
 
 
-@pytest.mark.parametrize("tree_of", [tree_of for _, tree_of in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
+@pytest.mark.parametrize(
+    "tree_of",
+    [
+        pytest.param(tree_of, id=ascii(missing), marks=[pytest.mark.slow] * (k % 2))
+        for k, (missing, tree_of) in enumerate(MUTANTS)
+    ],
+)
 def test_a_row_whose_check_is_left_out_comes_out_ok(tree_of, parts, tmp_path):
     try:
         found = any(complaints(parts, mutants.load(tree_of(), tmp_path / "mutant.py")))

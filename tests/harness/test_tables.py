@@ -256,6 +256,17 @@ def test_the_proof_table_shows_errors_limits_and_what_ran(tmp_path):
     assert "Limit of spread, the timed blocks' losses against each other: 0.05." in text
 
 
+def test_limits_that_differ_say_whose_they_are(tmp_path):
+    def limited(row, loss, mode="train"):
+        return {**make(row, mode=mode), "proof": {**PROOF, "limit": {**PROOF["limit"], "loss": loss}}}
+
+    text = page_of(tmp_path / "rows", limited("keras", 1e-3), limited("torch_lstm", 1e-3), limited("keras_cudnn", 0.2))
+    assert text.count("Limits of tf32: ") == text.count("Limits of tf32 in ") == 1
+    assert "Limits of tf32 in `keras_cudnn`: " in text
+    rows = limited("keras", 1e-3), limited("torch_lstm", 1e-3), limited("keras", 0.2, "forward")
+    assert "Limits of tf32 in forward: " in page_of(tmp_path / "modes", *rows)
+
+
 HOSTILE = "a | b \\| c <script> `tick` *bold* __init__ \x1b[31m\x07 \u202e \ud800 $x_1$ é 漢 \\"
 
 

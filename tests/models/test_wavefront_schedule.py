@@ -156,7 +156,9 @@ def schedules(num_layers):
     return sorted({1, num_layers})
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "num_layers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), 4]
+)
 def test_outputs_states_and_all_gradients_match_the_reference_at_every_number_of_steps(num_layers):
     """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end."""
     case = Case(num_layers, 40)
@@ -196,9 +198,9 @@ def test_the_size_of_a_body_changes_nothing(unroll):
     assert_same(of_outputs(case, case.tensors(), together=3, unroll=unroll), from_reference(case))
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("lengths", [None, (5, 2, 0)])
+@pytest.mark.parametrize(
+    ("lengths", "bidirectional", "normalized"), sizes.half((None, (5, 2, 0)), (False, True), (False, True))
+)
 def test_gradients_by_outputs_and_final_states_match_derivatives_of_a_plain_stack(lengths, bidirectional, normalized):
     case = Case(3, 5, bidirectional, normalized, lengths)
     options = [{}] if bidirectional else [dict(together=k) for k in schedules(3)]
@@ -206,9 +208,7 @@ def test_gradients_by_outputs_and_final_states_match_derivatives_of_a_plain_stac
         case.check(*case.gradients(case.tensors(), **kwargs))
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("lengths", [None, (5, 2, 4)])
-@pytest.mark.parametrize("together", [1, 2, 3])
+@pytest.mark.parametrize(("together", "lengths", "normalized"), sizes.half((1, 2, 3), (None, (5, 2, 4)), (False, True)))
 def test_gradients_through_fixed_dropout_masks_match_derivatives_of_a_plain_stack(together, lengths, normalized):
     case = Case(3, 5, normalized=normalized, lengths=lengths, rate=0.4)
     given = case.gradients(case.tensors(), together=together, dropout=case.fixed_masks(together), unroll=3)
@@ -220,9 +220,9 @@ def test_gradients_through_fixed_dropout_masks_of_a_bidirectional_stack():
     case.check(*case.gradients(case.tensors(), dropout=case.fixed_masks(1), unroll=3))
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-@pytest.mark.parametrize("together", [1, 2, 3, "bidirectional"])
+@pytest.mark.parametrize(
+    ("together", "rate", "normalized"), sizes.half((1, 2, 3, "bidirectional"), (0.0, 0.4), (False, True))
+)
 def test_gradients_through_fixed_recurrent_masks_match_derivatives_of_a_plain_stack(together, rate, normalized):
     both = together == "bidirectional"
     case = Case(3, 5, both, normalized, lengths=(5, 2, 4), rate=rate, recurrent=True)
