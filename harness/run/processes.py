@@ -6,6 +6,7 @@ result, whole or not at all. Whatever else happens (an exception, a signal, the 
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import json
 import os
@@ -337,7 +338,8 @@ class Turns:
 
 
 def read_job(path: str) -> dict:
-    """In the child: read the job, and end with the parent."""
+    """In the child: read the job, end with the parent, and say in the log where a signal such as SIGSEGV met it."""
+    faulthandler.enable()
     job = json.loads(Path(path).read_text())
     end_with(job["parent"])
     return job

@@ -117,6 +117,13 @@ def test_child_without_a_result_leaves_a_reason_of_one_line(run, body, reason):
     assert outcome.log == "logs/a.row.log"
 
 
+@pytest.mark.parametrize("ends", ["SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGFPE"])
+def test_the_log_says_where_a_signal_met_the_child(run, tmp_path, ends):
+    outcome = run(f"def in_this_call():\n    os.kill(os.getpid(), signal.{ends})\nin_this_call()")
+    assert outcome.reason == f"the process was ended by {ends}"
+    assert "in in_this_call" in (tmp_path / "logs" / "a.row.log").read_text()
+
+
 @pytest.mark.parametrize("text", [
     "in user code:\n\n    File 'a.py', line 8, in step  *\n        y = inner(x)\n\n    ValueError: 3:\n    too many\n",
     "Exception encountered when calling X.call().\n\n\x1b[1m3:\n  too many\x1b[0m\n\nArguments received by X.call():\n  a",
