@@ -57,8 +57,9 @@ def test_options_are_proven_and_what_keras_raises_is_a_result(tmp_path, monkeypa
     assert "| fails" in first and "`raises_at_once`" in first and "On this CPU" in first
 
 
+@pytest.mark.slow
 def test_an_option_that_is_not_applied_fails_and_a_crash_costs_no_other_row(tmp_path, monkeypatch):
-    wrong = [*WRONG] if sizes.ALL else ["not_relu", "not_dropped"]
+    wrong = [*WRONG]
     status, found, _ = run(tmp_path, monkeypatch, [*wrong, "ends", "float64"])
     assert status == 1
     for row in wrong:

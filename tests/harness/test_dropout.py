@@ -84,7 +84,7 @@ def failed_by_dropout(part: dict, says: str) -> None:
     assert "blocks_ms" not in part and says in part["reason"], part["reason"]
 
 
-@pytest.mark.parametrize("row", ["while_loop", "torch_lstm", "jax_scan"])
+@pytest.mark.parametrize("row", ["while_loop", pytest.param("torch_lstm", marks=pytest.mark.slow), "jax_scan"])
 def test_row_as_it_is_is_proven_and_its_start_is_put_back(part_of, row):
     models = []
     part = part_of(row, models.append)
@@ -220,7 +220,7 @@ def plant_in_jax(mistake: str, model, monkeypatch) -> None:
 PLANTS = {"tensorflow": plant_in_tensorflow, "torch": plant_in_torch, "jax": plant_in_jax}
 
 
-OF_GRAPHS = {  # every one is planted in PyTorch; some here, where each takes a trace, most of those with --all alone
+OF_GRAPHS = {  # every one is planted in PyTorch; some here, where each takes a trace; most of all with --all alone
     "tensorflow": ("never drawn", "one mask for all steps", "one mask for all time steps", "none between the layers"),
     "jax": ("drawn by 1.2 of the rate", "one mask a block", "not scaled", "one mask for all sequences"),
 }
@@ -230,7 +230,7 @@ BY_DEFAULT = {"one mask for all steps", "none between the layers", "drawn by 1.2
 @pytest.mark.parametrize(
     ("framework", "mistake"),
     [
-        *(("torch", mistake) for mistake in MISTAKES),
+        *(pytest.param("torch", mistake, marks=[pytest.mark.slow] * (k % 2)) for k, mistake in enumerate(MISTAKES)),
         *(
             pytest.param(framework, mistake, marks=[pytest.mark.slow] * (mistake not in BY_DEFAULT))
             for framework, some in OF_GRAPHS.items()
@@ -305,7 +305,7 @@ def wrong_in_fit(classifier_path, process_of):
     return run
 
 
-@pytest.mark.parametrize("framework", FIT_ROWS)
+@pytest.mark.parametrize("framework", ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_classifier_as_it_is_has_nothing_wrong(wrong_in_fit, framework):
     assert wrong_in_fit(framework) == ""
 

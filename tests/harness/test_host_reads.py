@@ -173,7 +173,7 @@ def test_everything_is_as_it_was_after_the_step(framework):
     assert ({way: getattr(runtime.tensor_type, way, None) for way in host_reads.WAYS}, np.asarray, np.array) == before
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "torch"])
+@pytest.mark.parametrize("name", [pytest.param("tensorflow", marks=pytest.mark.slow), "torch"])
 def test_jax_is_not_woken_by_the_rows_of_other_frameworks(name):
     """Its backend would be a second client of the GPU, opened right before the timing."""
     pytest.importorskip("jax"), pytest.importorskip(name)

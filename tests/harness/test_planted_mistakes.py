@@ -82,13 +82,17 @@ def unmodified(row: str, precision: str = "fp32"):
 # -- the rows as they are ----------------------------------------------------------------------------------------------
 
 
-BY_DEFAULT = {("unrolled", "fp16"), ("keras", "bf16")}  # of 16 bits; others: tests/models/test_language_model.py
+BY_DEFAULT = {
+    *((row, "fp32") for row in ("while_loop", "unrolled", "keras", "wavefront")),
+    ("unrolled", "fp16"),
+    ("keras", "bf16"),
+}
 
 
 @pytest.mark.parametrize(
     ("row", "precision"),
     [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case[1] != "fp32" and case not in BY_DEFAULT))
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in BY_DEFAULT))
         for case in itertools.product(ON_CPU, DTYPES)
         if case[1] in rows.TENSORFLOW[case[0]].precisions
     ],

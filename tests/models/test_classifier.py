@@ -70,9 +70,9 @@ ALIKE = {"keras": {"keras", "keras_default"}, "keras_default": {"keras", "keras_
 @pytest.mark.parametrize(
     ("row", "precision"),
     [
-        # By default not the loop of keras again, nor the program of wavefront_loop without its loop.
+        # By default not the loop of keras again or under XLA, nor the program of wavefront_loop without its loop.
         *(
-            pytest.param(row, "fp32", marks=[pytest.mark.slow] * (row in ("keras_default", "wavefront")))
+            pytest.param(row, "fp32", marks=[pytest.mark.slow] * (row in ("keras_default", "keras_xla", "wavefront")))
             for row in ROWS
         ),
         # Of 16 bits: tests/harness/test_planted_mistakes_in_fit.py.

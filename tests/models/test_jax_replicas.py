@@ -63,7 +63,9 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("row, part", [("jax_sharded", [5, 3]), ("keras_jax_parallel", [3, 5])])
+@pytest.mark.parametrize(
+    "row, part", [("jax_sharded", [5, 3]), pytest.param("keras_jax_parallel", [3, 5], marks=pytest.mark.slow)]
+)
 def test_every_device_has_its_part_and_all_steps_are_one_program(row, part):
     found = of_two_devices(row, STEPS)
     assert found == {
@@ -89,7 +91,7 @@ print(json.dumps([float(first.mean()), float(second.mean()), bool((first == seco
     assert not same and all(0.0 < mean < 2.0 for mean in means)
 
 
-@pytest.mark.parametrize("row", ["jax_sharded", "keras_jax_parallel"])
+@pytest.mark.parametrize("row", ["jax_sharded", pytest.param("keras_jax_parallel", marks=pytest.mark.slow)])
 def test_another_number_of_devices_is_refused(row):
     code = """
 try:

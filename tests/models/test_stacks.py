@@ -10,7 +10,7 @@ from harness.measure.proof import Proof
 from models import rows
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.weights.canonical import large_random, lstm_shapes, random_states
-from tests import cases
+from tests import cases, sizes
 from tests.comparing import error
 
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 2, 4, 5
@@ -227,7 +227,7 @@ def test_registered_gradient_of_block_lstm_v2_is_wrong_and_the_row_does_not_use_
 ALIKE = {"while_loop": {"while_loop", "keras"}, "keras": {"while_loop", "keras"}}  # both a loop of products
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", sizes.half(ROWS))
 def test_row_is_seen_to_run_what_it_names_and_nothing_that_another_names(row, tensorflow_runtime):
     trial = cases.language_model(row, "fp32")
     for step in (trial.train, trial.forward):

@@ -393,7 +393,7 @@ def test_the_mask_of_an_embedding_is_trained_and_predicted_with_under_xla():
 @pytest.mark.parametrize(
     ("ours", "lengths", "direction"),
     [
-        ("auto", None, "unidirectional"),
+        pytest.param("auto", None, "unidirectional", marks=pytest.mark.slow),
         pytest.param("persistent", (2, 1), "unidirectional", marks=pytest.mark.slow),
         ("persistent", (2, 1), "bidirectional"),
     ],

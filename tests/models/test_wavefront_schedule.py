@@ -156,9 +156,7 @@ def schedules(num_layers):
     return sorted({1, num_layers})
 
 
-@pytest.mark.parametrize(
-    "num_layers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), 4]
-)
+@pytest.mark.parametrize("num_layers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)), 4])
 def test_outputs_states_and_all_gradients_match_the_reference_at_every_number_of_steps(num_layers):
     """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end."""
     case = Case(num_layers, 40)
