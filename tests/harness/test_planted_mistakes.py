@@ -82,7 +82,7 @@ def unmodified(row: str, precision: str = "fp32"):
 # -- the rows as they are ----------------------------------------------------------------------------------------------
 
 
-BY_DEFAULT = {
+BY_DEFAULT = {  # others of 16 bits: tests/models/test_language_model.py
     *((row, "fp32") for row in ("while_loop", "unrolled", "keras", "wavefront")),
     ("unrolled", "fp16"),
     ("keras", "bf16"),
