@@ -96,6 +96,7 @@ def test_row_as_it_is_is_proven_and_its_start_is_put_back(part_of, row):
     assert model._learning_rate() == 1.0
 
 
+@pytest.mark.slow
 def test_row_in_half_precision_is_proven(part_of):
     part = part_of("while_loop", precision="fp16")
     assert part["status"] == "ok", part["reason"]
@@ -319,6 +320,7 @@ def test_classifier_without_dropout_is_failed_by_its_ops(wrong_in_fit):
     assert "random numbers were drawn 0 times" in wrong_in_fit("torch", (0.0, 0.0, 0.0))
 
 
+@pytest.mark.slow
 def test_keras_dropout_of_one_mask_for_all_steps_of_fit_is_failed(wrong_in_fit):
     def plant(trial):
         for layer in trial.dropouts:

@@ -175,6 +175,7 @@ def test_compiled_loop_that_trains_on_the_wrong_batches_fails_losses_and_update(
 @pytest.mark.parametrize(
     ("dtype", "failed"), [pytest.param("int64", [], marks=pytest.mark.slow), ("uint8", ["callable"])]
 )
+@pytest.mark.slow
 def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(
     tensorflow_runtime, reference, tmp_path, monkeypatch, dtype, failed
 ):

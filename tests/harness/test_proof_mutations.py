@@ -16,7 +16,13 @@ MUTANTS = list(mutants.mutants(SOURCE))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("tree_of", [tree_of for _, tree_of in MUTANTS], ids=[ascii(missing) for missing, _ in MUTANTS])
+@pytest.mark.parametrize(
+    "tree_of",
+    [
+        pytest.param(tree_of, id=ascii(missing), marks=[pytest.mark.slow] * (k % 2))
+        for k, (missing, tree_of) in enumerate(MUTANTS)
+    ],
+)
 def test_a_check_that_is_skipped_lets_a_mistake_through(tree_of, tmp_path):
     mutant = mutants.load(tree_of(), tmp_path / "mutant.py")
     assert any(complaints(mutant.Proof)) or complaints_of_modes(mutant.Kernel)
