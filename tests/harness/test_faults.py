@@ -247,7 +247,7 @@ def test_ctrl_c_ends_what_a_row_started_in_a_session_of_its_own(stub):
 def test_a_time_limit_ends_it_too_and_nothing_that_others_started(stub):
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        assert stub.main("--rows=two_sessions", "--row-limit-s=5") == 1
+        assert stub.main("--rows=two_sessions", "--row-limit-s=8") == 1
         assert all(map(is_gone, pids(stub))) and len(pids(stub)) == 2
         assert other.poll() is None
     finally:

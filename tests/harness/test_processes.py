@@ -148,8 +148,8 @@ def test_result_that_cannot_be_written_whole_is_never_read(run):
 
 
 def test_time_limit_ends_the_child_and_what_it_started(run, tmp_path):
-    outcome = run(WITH_GRANDCHILD, limit_s=5.0)
-    assert outcome.result is None and outcome.reason == "stopped after its time limit of 5 s (ROW_LIMIT_S)"
+    outcome = run(WITH_GRANDCHILD, limit_s=8.0)
+    assert outcome.result is None and outcome.reason == "stopped after its time limit of 8 s (ROW_LIMIT_S)"
     for name in ("child", "grandchild"):
         pid = noted(tmp_path, name)
         wait_for(lambda pid=pid: is_gone(pid))
@@ -296,16 +296,16 @@ def progress(stub, tmp_path, ending: str, limit_s: float, pause_s: float):
     "processes.write_result(job, {})", "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)", "time.sleep(600)",
 ])  # fmt: skip
 def test_all_progress_is_told_however_the_child_ends(stub, tmp_path, ending):
-    outcome, seen = progress(stub, tmp_path, ending, 4, 0)
+    outcome, seen = progress(stub, tmp_path, ending, 8, 0)
     assert seen[-1] == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert (outcome.result == {}) == ("write_result" in ending)
 
 
 def test_the_time_limit_counts_from_the_last_progress(stub, tmp_path):
-    outcome, seen = progress(stub, tmp_path, "processes.write_result(job, {})", 4, 2)
-    assert outcome.result == {} and len(seen) == 3 and outcome.seconds > 4
-    outcome, seen = progress(stub, tmp_path, "time.sleep(600)", 3, 0.1)
-    assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 3 s")
+    outcome, seen = progress(stub, tmp_path, "processes.write_result(job, {})", 8, 4)
+    assert outcome.result == {} and len(seen) == 3 and outcome.seconds > 8
+    outcome, seen = progress(stub, tmp_path, "time.sleep(600)", 5, 0.1)
+    assert outcome.result is None and outcome.reason.startswith("stopped after its time limit of 5 s")
 
 
 def test_a_watch_that_raises_ends_the_child(stub, tmp_path):
@@ -415,11 +415,11 @@ def test_one_that_dies_in_its_turn_holds_up_no_other(together):
 
 def test_waiting_counts_neither_as_work_nor_for_the_time_limit(together):
     outcomes, _ = together(
-        {"a": {"times_s": 3.0}, "b": {"times_s": 3.0}, "c": {"times_s": 3.0}}, at_once=3, limit_s=6.0
+        {"a": {"times_s": 5.0}, "b": {"times_s": 5.0}, "c": {"times_s": 5.0}}, at_once=3, limit_s=10.0
     )
-    assert all(outcome.result and outcome.seconds < 6.0 for outcome in outcomes.values())
-    slow, _ = together({"a": {"times_s": 60.0}, "b": {}}, at_once=2, limit_s=3.0)
-    assert slow["a"].reason == "stopped after its time limit of 3 s (ROW_LIMIT_S)" and slow["b"].result
+    assert all(outcome.result and outcome.seconds < 10.0 for outcome in outcomes.values())
+    slow, _ = together({"a": {"times_s": 60.0}, "b": {}}, at_once=2, limit_s=5.0)
+    assert slow["a"].reason == "stopped after its time limit of 5 s (ROW_LIMIT_S)" and slow["b"].result
 
 
 def test_alone_nobody_asks(together):

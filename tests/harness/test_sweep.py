@@ -135,7 +135,7 @@ def test_rows_go_in_turn_over_several_processes(stub):
 @pytest.mark.parametrize(("row", "reason", "options"), [
     ("raises", "ValueError: something is wrong; see logs/stub.centre.raises.cpu.fp32.log", ()),
     ("segfaults", "the process was ended by SIGSEGV; see logs/", ()),
-    ("sleeps", "stopped after its time limit of 6 s (ROW_LIMIT_S); see logs/", ("--row-limit-s=6",)),
+    ("sleeps", "stopped after its time limit of 10 s (ROW_LIMIT_S); see logs/", ("--row-limit-s=10",)),
 ])  # fmt: skip
 def test_a_point_that_ends_its_process_keeps_its_place_and_the_others_are_measured(stub, row, reason, options, capfd):
     assert stub.main(f"--rows={row}", *options) == 1 and "failed: stub.centre-units_16" in capfd.readouterr().err
