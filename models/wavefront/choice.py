@@ -9,10 +9,10 @@
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
-- There is one direction: the kernels take two, but no record of the suite says yet which of the two is the faster then.
 
-In every record of the suite in which both ran (1 to 8 layers; sentences with a mask) "persistent" is the faster one, so no time
-is estimated here.
+In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) "persistent" is the faster
+one, so no time is estimated here. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes. Two
+directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.
@@ -45,19 +45,18 @@ def chosen(
 
     Args:
         x: inputs [time, batch, features].
+        layers: where bidirectional, the forward and the backward one of each layer in turn.
         devices: of the weights.
         lengths: of sequences, where there is a mask.
         dropout, keep: whether there is dropout between the layers; recurrent dropout.
     """
-    if bidirectional:
-        return "xla", "two directions"
     if _eager():
         return "xla", "called eagerly"
     try:
         nvrtc.chip()
         if where := _elsewhere(devices):
             return "xla", where
-        work, together = persistent.planned(x, layers, dropout, keep, lengths is not None)
+        work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
     try:

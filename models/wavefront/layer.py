@@ -28,8 +28,8 @@ It has two implementations. "xla" is pure TensorFlow, does all of the above and 
 schedule in two CUDA kernels (with dropout one layer at a time). It needs an NVIDIA GPU of compute capability 8.0 or later,
 float16, bfloat16 or float32, and batches that all have one size, which is the data's: len(x) a multiple of batch_size, a data
 set with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with steps_per_execution above 1. Layer normalization
-is not supported. "auto", the default, takes "persistent" where that runs, for one direction in a call that is not eager, else
-"xla" (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
+is not supported. "auto", the default, takes "persistent" where that runs, in a call that is not eager, else "xla"
+(choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
 Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
 cells.py the arithmetic of one step; persistent.py and kernels/wavefront.cu are the persistent kernels. convert.py goes to and
