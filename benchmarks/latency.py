@@ -2,6 +2,7 @@
 
 python benchmarks/latency.py                                          # every row, this machine
 python benchmarks/latency.py --rows=keras_call,torch_lstm --points="stream:1 50:8"   # one step of a stream; 50 steps, batch 8
+python benchmarks/latency.py --config=lstm_b                          # a model of STAC-ML
 python benchmarks/latency.py --units=256 --num-layers=3 --features=64 --requests=1000
 python benchmarks/latency.py --list
 
@@ -9,6 +10,7 @@ python benchmarks/latency.py --list
 """
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -21,18 +23,26 @@ from models import rows
 # ---------------------------------------------------------------------------
 CONFIG = None               # one of CONFIGS; None: the preset's
 CONFIGS = {
-    "ptb_medium": dict(NUM_LAYERS=2, UNITS=650, FEATURES=650),
-    "quick": dict(NUM_LAYERS=2, UNITS=64, FEATURES=32),
+    "ptb_medium": dict(NUM_LAYERS=2, UNITS=650, FEATURES=650, LAST_STEP=False, POINTS="stream:1 stream:8 50:1 50:64 500:1"),
+    # STAC-ML Markets (Inference): layers, units, features and steps as in the model cards of
+    # https://github.com/UlyssesModel/STAC-ML-Markets-Inference-Models; whose dense layer of one output is left out here.
+    "lstm_a": dict(NUM_LAYERS=2, UNITS=100, FEATURES=100, LAST_STEP=True, POINTS="stream:1 50:1 50:8"),
+    "lstm_b": dict(NUM_LAYERS=3, UNITS=200, FEATURES=250, LAST_STEP=True, POINTS="100:1"),
+    "lstm_c": dict(NUM_LAYERS=4, UNITS=1000, FEATURES=500, LAST_STEP=True, POINTS="100:1"),
 }
 PRESETS = {
-    "full": dict(CONFIG="ptb_medium", REQUESTS=10000, STREAM_STEPS=50, WARMUP_LIMIT_S=1.0,
-                 POINTS="stream:1 stream:8 50:1 50:64 500:1"),
-    "quick": dict(CONFIG="quick", REQUESTS=300, STREAM_STEPS=20, WARMUP_LIMIT_S=0.2, POINTS="stream:1 50:1 50:8"),
+    "full": dict(CONFIG="ptb_medium", REQUESTS=10000, STREAM_STEPS=50, WARMUP_LIMIT_S=1.0),
+    "quick": dict(CONFIG="lstm_a", REQUESTS=300, STREAM_STEPS=20, WARMUP_LIMIT_S=0.2),
 }
-POINTS = None               # steps of a request, or stream, : batch; None: the preset's
-NUM_LAYERS = None           # LSTM layers; None: the config's, as for the next two
+RUNS = {                    # what ./run_all.sh starts: one call each
+    "full": ["--config=ptb_medium", "--config=lstm_a", "--config=lstm_b", "--config=lstm_c"],
+    "quick": ["--config=lstm_a"],
+}
+POINTS = None               # steps of a request, or stream, : batch; None: the config's, as for the next four
+NUM_LAYERS = None           # LSTM layers
 UNITS = None                # LSTM units per layer
 FEATURES = None             # inputs of a step
+LAST_STEP = None            # answer with the last step's outputs alone
 ROWS = "all"                # comma-separated names from --list
 PRECISION = None            # fp32 or tf32; None: tf32 on a GPU, fp32 on a CPU
 SEED = 1                    # of the weights and inputs
@@ -47,7 +57,8 @@ ROW_LIMIT_S = 300.0         # s; a point that takes longer in a process is stopp
 ROW_BUDGET_S = 120.0        # s; a point that has taken a row longer gets no further process
 # ---------------------------------------------------------------------------
 # fmt: on
-
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stac_ml"]
+PUBLISHED_AT = {"lstm_a": "steps_50-batch_1", "lstm_b": "steps_100-batch_1", "lstm_c": "steps_100-batch_1"}
 UNROLLED_STEPS = 10  # at most, of a row that writes them all out: torch.compile takes minutes for more
 
 
@@ -90,31 +101,46 @@ def weights_and_requests(c):
 
 
 def reference(c, data):
-    """{"answers": [requests, batch, steps, units]} in float64: of a stream, those of the one sequence that its steps are."""
+    """{"answers": [requests, batch, steps, units], of the last step alone without the steps} in float64.
+
+    A stream's are those of the one sequence that its steps are.
+    """
     from models.reference import expected
 
     weights, requests = weights_and_requests(c)
-    return expected.answers(weights, requests, c.STREAM)
+    answers = expected.answers(weights, requests, c.STREAM)["answers"]
+    return {"answers": answers[..., -1, :] if c.LAST_STEP else answers}
 
 
 def run_row(row, c, measurement):
     """Build the row's server from the canonical weights, prove it, time it; at one point."""
     weights, requests = weights_and_requests(c)
     server = rows.SERVERS[row].build(
-        weights, requests.shape[1:], c.STREAM, precision=measurement.precision, device=measurement.runtime.device_name
-    )
+        weights, requests.shape[1:], c.STREAM, c.LAST_STEP,
+        precision=measurement.precision, device=measurement.runtime.device_name,
+    )  # fmt: skip
     return measurement.requests(server, list(requests))
+
+
+def protocol(c):
+    """The shape of a STAC-ML model; any of another config."""
+    config = c["CONFIG"].partition("-")[0]
+    return (
+        {name: value for name, value in CONFIGS[config].items() if name != "POINTS"} if config in PUBLISHED_AT else {}
+    )
 
 
 LAYOUT = {
     "title": "One request",
-    "question": "How long does one request take, from its inputs on the host to the answer there? The LSTM stack of PTB's medium "
-    "model in the full preset. A point named stream is one step at a time, its states carried; the others are whole sequences.",
+    "question": "How long does one request take, from its inputs on the host to the answer there? The LSTM stacks of PTB's "
+    "medium model and of STAC-ML's LSTM_A, LSTM_B and LSTM_C. A point named stream is one step at a time, its states carried; "
+    "the others are whole sequences.",
     "tables": [
         {"title": "One request after the other", "mode": "request", "device": None, "plot": "throughput.value",
          "columns": [
              ["p50, ms", "latency.p50_ms", ".3f"],
              ["p99, ms", "latency.p99_ms", ".3f"],
+             ["p99, published, ms", "published.p99 (ms)", ".4f"],
              ["p99.9, ms", "latency.p999_ms", ".3f"],
              ["longest, ms", "latency.max_ms", ".3f"],
              ["requests/s", "throughput.value", ",.0f"],
@@ -128,7 +154,10 @@ LAYOUT = {
     ],
     "footnotes": [
         "Each request is timed by itself: it starts as a NumPy array on the host, and its answer, the top layer's outputs of all "
-        "its steps, ends as one. The next one starts when the answer is there, so requests/s are those of one client.",
+        "its steps (lstm_a, lstm_b and lstm_c: of the last step), ends as one. The next one starts when the answer is there, so "
+        "requests/s are those of one client.",
+        "Published: audited by STAC, one instance of the model, by the suite Tacana: a window that slides by a step, so that "
+        "most of it may be computed before the step is there. Here a request is a whole new window, as in the suite Sumaco.",
         "A percentile is the shortest time that so many of the requests do not exceed; a dash where so few have no such.",
         "J per request: NVML's energy counter over all timed requests, of the GPU alone, with what it takes at rest; a dash on a "
         "CPU, and where the requests took under a second.",
@@ -140,12 +169,17 @@ LAYOUT = {
         "between requests: wavefront_persistent reads them again at each, since a kernel that waited for the next request "
         "would keep the GPU from everything else.",
     ],
+    "extra_rows": [
+        {"row": system["row"], "description": system["what"], "published": {"p99 (ms)": system["p99_us"][name] / 1e3},
+         "reason": "another system's", "table": 0, "config": f"{name}-{points}"}
+        for system in PUBLISHED for name, points in PUBLISHED_AT.items() if name in system["p99_us"]
+    ],
 }  # fmt: skip
 
 BENCHMARK = benchmark.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]), modes=lambda flags: ("request",),
-    published=lambda c, row, mode, device: {}, protocol=lambda c: {},
+    published=lambda c, row, mode, device: {}, protocol=protocol,
 )  # fmt: skip
 
 if __name__ == "__main__":

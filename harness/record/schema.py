@@ -21,6 +21,7 @@ RECORDS = (1, 2)  # of a record; a new one has the last
 MODES = ("fit", "train", "forward", "stack", "request")
 DEVICES = ("gpu", "cpu")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+SIXTEEN_BITS = PRECISIONS[2:]
 STATUSES = ("ok", "skipped", "failed")
 ERRORS = ("outputs_err", "gradients_err", "update_err", "loss_err", "spread_err")
 

@@ -93,12 +93,14 @@ def build(
         and (row.get("published") or not brief)
     ]  # fmt: skip
     # Another protocol, or embedded data: no figure stands beside it.
-    if not any(record["published"] for record in present):
+    if any(_departs(record) for record in present):
         extra = [{**row, "published": {}} for row in extra if not brief]
     about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
     bases = ok | fastest_peer(ok, layout.get("ours", []))
-    columns = [column for column in spec["columns"] if _is_shown(column, present, device, layout.get("ours", []))]
+    columns = [
+        column for column in spec["columns"] if _is_shown(column, present, extra, device, layout.get("ours", []))
+    ]
     shared = [note for note in present[0]["notes"] if all(note in record["notes"] for record in present[1:])]
     shared = [note for note in shared if len(present) > 1 and not is_time_up(note)]
     lines, bars = [], []
@@ -185,7 +187,15 @@ def picture_of(layout: Mapping, index: int, group: Group) -> str:
     return f"{layout['benchmark']}.{config}.{spec['mode']}{number}.{device}.{precision}.png"
 
 
-def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours: Sequence[str]) -> bool:
+def _departs(record: Mapping) -> bool:
+    """Whether published figures do not stand beside a record: as harness.run.benchmark decides for the row's own."""
+    noted = any(note.startswith(schema.DEPARTS) for note in record["notes"])
+    return noted or is_embedded(record) or record["precision"] in schema.SIXTEEN_BITS
+
+
+def _is_shown(
+    column: Sequence[str], rows: Sequence[Mapping], extra: Sequence[Mapping], device: str, ours: Sequence[str]
+) -> bool:
     """Whether a column has something to show: published figures are there, and so is a speedup's row, proven or not."""
     root = column[1].split(".")[0]
     kind, _, base = split_format(column[2])[0].partition(":")
@@ -193,7 +203,7 @@ def _is_shown(column: Sequence[str], rows: Sequence[Mapping], device: str, ours:
         names = {record["row"] for record in rows}
         return base in names or (base == FASTEST_PEER and not names <= set(ours))
     optional = root in ("published", *SINCE) or (device == "cpu" and root in GPU_ONLY)
-    return not optional or any(value_at(record, column[1]) is not None for record in rows)
+    return not optional or any(value_at(record, column[1]) is not None for record in (*rows, *extra))
 
 
 def fastest_peer(ok: Mapping[str, Mapping], ours: Sequence[str]) -> dict[str, Mapping]:

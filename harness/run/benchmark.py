@@ -554,7 +554,7 @@ class Parent:
         notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"] if departs else []
         notes += [f"--gpus={len(self.gpus)}: timed beside a row on another GPU"] if self.gpus else []
         # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, 16 bits do not.
-        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] in ("fp16", "bf16")
+        differs = departs or self._data()["embedded"] or self.constants["PRECISION"] in schema.SIXTEEN_BITS
         published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)
         return schema.new_record(
             notes=notes,

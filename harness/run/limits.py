@@ -112,6 +112,7 @@ LIMITS = {
     "TRAIN_WORDS": _count(929589, "words", low=100),
     "EVAL_WORDS": _count(73760, "words", low=100),
     "RANDOM_WORDS": Limit(bool),
+    "LAST_STEP": Limit(bool),
     "MAX_WORDS": _count(100, "words", low=2),
     "BUCKET_STEPS": _count(10, "steps"),
     "TRAIN_SEQUENCES": _count(60000, "sequences"),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.errors import UserError
+from harness.record.schema import SIXTEEN_BITS
 
 PTB_WORDS, PTB_SENTENCES, MNIST_IMAGES = 929_589, 42_068, 60_000  # of the training sets; the embedded ones have fewer
 REFERENCE_BYTES = 8  # the reference computes in float64, on the host
@@ -50,7 +51,7 @@ def check(c: Mapping[str, Any], values: int, host_bytes: int, gpu_bytes: int | N
         host_bytes, gpu_bytes: memory of the machine, and of the GPU that is to be used; None on a CPU.
     """
     names = [name for name in ("BATCH_SIZE", "TIME_STEPS", "UNITS", "NUM_LAYERS", "VOCABULARY") if c.get(name)]
-    of_gpu = (2 if c["PRECISION"] in ("fp16", "bf16") else 4, gpu_bytes, "this GPU has")
+    of_gpu = (2 if c["PRECISION"] in SIXTEEN_BITS else 4, gpu_bytes, "this GPU has")
     for size, there, whose in ((REFERENCE_BYTES, host_bytes, "this machine has"), of_gpu):
         if there is not None and size * values > there:
             needed = f"{size * values / GIB:,.0f} GiB of memory are needed at the least, {whose} {there / GIB:,.0f}"

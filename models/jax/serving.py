@@ -17,6 +17,7 @@ class JaxServer:
         weights: canonical, of the stack.
         shape: [batch, steps, features] of a request.
         stream: whether states are carried.
+        last: whether the answer is of the last step alone.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class JaxServer:
         weights: Mapping[str, np.ndarray],
         shape: tuple[int, int, int],
         stream: bool,
+        last: bool,
     ) -> None:
         num_layers, _ = stack_size(weights)
         self._stream, own = stream, stack(weights, num_layers)
@@ -35,6 +37,8 @@ class JaxServer:
         @jax.jit
         def outputs_of(parameters, inputs, states):
             outputs, finals = own(parameters, inputs.swapaxes(0, 1) if own.time_major else inputs, states)
+            if last:
+                return outputs[-1] if own.time_major else outputs[:, -1], finals
             return outputs.swapaxes(0, 1) if own.time_major else outputs, finals
 
         self._outputs_of = outputs_of
@@ -51,6 +55,6 @@ class JaxServer:
         return np.asarray(outputs)
 
 
-def build(weights, shape, stream, *, stack, precision="fp32", device=None):
+def build(weights, shape, stream, last=False, *, stack, precision="fp32", device=None):
     """The server of a row, on JAX' default device, in float32; its products as the process has set their precision."""
-    return JaxServer(stack, weights, shape, stream)
+    return JaxServer(stack, weights, shape, stream, last)

@@ -19,16 +19,17 @@ from models.weights.canonical import stack_size
 OPSET = 17
 
 
-def onnx_model(weights: Mapping[str, np.ndarray], shape: tuple[int, int, int]) -> bytes:
+def onnx_model(weights: Mapping[str, np.ndarray], shape: tuple[int, int, int], last: bool = False) -> bytes:
     """The stack as a serialised ONNX model.
 
     Args:
         weights: canonical, of the stack.
         shape: [batch, steps, features] of its input.
+        last: whether "outputs" is of the last step alone.
 
     Returns:
         a model of the inputs "inputs" [batch, steps, features] and "h_k" and "c_k" of each layer k [1, batch, units]; its outputs
-        are "outputs" [batch, steps, units] and the final states "next_h_k" and "next_c_k".
+        are "outputs" [batch, steps, units], of the last step [batch, units], and the final states "next_h_k" and "next_c_k".
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
@@ -39,8 +40,10 @@ def onnx_model(weights: Mapping[str, np.ndarray], shape: tuple[int, int, int]) -
     def value(name: str, *sizes: int) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
-    inputs, outputs = [value("inputs", *shape)], [value("outputs", batch, steps, units)]
-    constants = [numpy_helper.from_array(np.array([1], np.int64), "direction")]
+    inputs, outputs = [value("inputs", *shape)], [value("outputs", batch, *([] if last else [steps]), units)]
+    constants = [
+        numpy_helper.from_array(np.array([axis], np.int64), name) for axis, name in enumerate(("first", "second"))
+    ]
     nodes = [helper.make_node("Transpose", ["inputs"], ["x_0"], perm=[1, 0, 2])]
     for k in range(num_layers):
         own = {part: weights[f"lstm_{k}/forward/{part}"] for part in ("kernel", "recurrent_kernel", "bias")}
@@ -56,11 +59,16 @@ def onnx_model(weights: Mapping[str, np.ndarray], shape: tuple[int, int, int]) -
             for name, array in arrays.items()
         ]
         given = [f"x_{k}", f"W_{k}", f"R_{k}", f"B_{k}", "", f"h_{k}", f"c_{k}"]
-        nodes.append(helper.make_node("LSTM", given, [f"y_{k}", f"next_h_{k}", f"next_c_{k}"], hidden_size=units))
-        nodes.append(helper.make_node("Squeeze", [f"y_{k}", "direction"], [f"x_{k + 1}"]))
+        sequence = "" if last and k == num_layers - 1 else f"y_{k}"  # [steps, directions, batch, units]; "": not wanted
+        nodes.append(helper.make_node("LSTM", given, [sequence, f"next_h_{k}", f"next_c_{k}"], hidden_size=units))
+        if sequence:
+            nodes.append(helper.make_node("Squeeze", [sequence, "second"], [f"x_{k + 1}"]))
         inputs += [value(f"{name}_{k}", 1, batch, units) for name in "hc"]
         outputs += [value(f"next_{name}_{k}", 1, batch, units) for name in "hc"]
-    nodes.append(helper.make_node("Transpose", [f"x_{num_layers}"], ["outputs"], perm=[1, 0, 2]))
+    if last:
+        nodes.append(helper.make_node("Squeeze", [f"next_h_{num_layers - 1}", "first"], ["outputs"]))
+    else:
+        nodes.append(helper.make_node("Transpose", [f"x_{num_layers}"], ["outputs"], perm=[1, 0, 2]))
     graph = helper.make_graph(nodes, "lstm_stack", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8  # of the year of that opset: older runtimes refuse a newer one
@@ -72,13 +80,15 @@ class OnnxServer:
     """A model of `onnx_model` in a runtime. A subclass is one runtime.
 
     Args:
-        weights, shape, stream: as in models/tf/serving.py.
+        weights, shape, stream, last: as in models/tf/serving.py.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray], shape: tuple[int, int, int], stream: bool) -> None:
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], shape: tuple[int, int, int], stream: bool, last: bool
+    ) -> None:
         num_layers, _ = stack_size(weights)
         units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
-        self._model, self._stream = onnx_model(weights, shape), stream
+        self._model, self._stream = onnx_model(weights, shape, last), stream
         self._zeros = {
             f"{name}_{k}": np.zeros((1, shape[0], units), np.float32) for k in range(num_layers) for name in "hc"
         }
@@ -160,6 +170,6 @@ class OpenVinoServer(OnnxServer):
         return Counter(info.node_type for info in self._profiled.profiling_info if info.status == info.Status.EXECUTED)
 
 
-def build(weights, shape, stream, *, runtime, precision="fp32", device="cpu"):
+def build(weights, shape, stream, last=False, *, runtime, precision="fp32", device="cpu"):
     """The server of a row, on the CPU in float32. runtime: "onnxruntime" or "openvino"."""
-    return {"onnxruntime": OnnxRuntimeServer, "openvino": OpenVinoServer}[runtime](weights, shape, stream)
+    return {"onnxruntime": OnnxRuntimeServer, "openvino": OpenVinoServer}[runtime](weights, shape, stream, last)

@@ -19,6 +19,7 @@ class TorchServer:
         weights: canonical, of the stack.
         shape: [batch, steps, features] of a request.
         stream: whether states are carried.
+        last: whether the answer is of the last step alone.
         device: "cpu" or "cuda:0".
         compiled: whether torch.compile is given the stack.
     """
@@ -29,11 +30,13 @@ class TorchServer:
         weights: Mapping[str, np.ndarray],
         shape: tuple[int, int, int],
         stream: bool,
+        last: bool,
         device: str,
         compiled: bool = False,
     ) -> None:
         num_layers, _ = stack_size(weights)
-        self._stack, self._stream, self._device = stack(weights, num_layers, device=device), stream, device
+        self._stack, self._device = stack(weights, num_layers, device=device), device
+        self._stream, self._last = stream, last
         if compiled:
             self._stack.module = torch.compile(self._stack.module)
         self._zeros = self._stack.stage_states(zero_states(num_layers, shape[0], self._stack.units))
@@ -52,18 +55,18 @@ class TorchServer:
         return outputs.cpu().numpy()
 
     def _outputs_of(self, inputs: Tensor, states: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Batch-major [batch, steps, …] on either side; the outputs are contiguous."""
+        """Batch-major [batch, steps, …] on either side, or of the last step [batch, units]; the outputs are contiguous."""
         outputs, finals = self._stack(inputs.transpose(0, 1).contiguous(), states, 0.0, False)
-        return outputs.transpose(0, 1).contiguous(), finals
+        return (outputs[-1] if self._last else outputs.transpose(0, 1)).contiguous(), finals
 
 
 class CapturedServer(TorchServer):
     """The same as one CUDA graph, between pinned buffers of the host."""
 
-    def __init__(self, stack, weights, shape, stream, device, compiled=False):
-        super().__init__(stack, weights, shape, stream, device, compiled)
+    def __init__(self, stack, weights, shape, stream, last, device, compiled=False):
+        super().__init__(stack, weights, shape, stream, last, device, compiled)
         self._inputs = torch.zeros(shape, device=device)
-        self._outputs = torch.zeros((*shape[:2], self._stack.units), device=device)
+        self._outputs = torch.zeros((*shape[: 1 if last else 2], self._stack.units), device=device)
         self._host = [torch.zeros(tensor.shape, pin_memory=True) for tensor in (self._inputs, self._outputs)]
         self._states = tuple(zeros.clone() for zeros in self._zeros)
 
@@ -91,10 +94,10 @@ class CapturedServer(TorchServer):
         return outputs.numpy().copy()
 
 
-def build(weights, shape, stream, *, stack, captured=False, compiled=False, precision="fp32", device="cpu"):
+def build(weights, shape, stream, last=False, *, stack, captured=False, compiled=False, precision="fp32", device="cpu"):
     """The server of a row, on `device`, in float32; its products as the process has set their precision.
 
     On a GPU what torch.compile made is captured too.
     """
     kind = CapturedServer if captured or (compiled and device != "cpu") else TorchServer
-    return kind(stack, weights, shape, stream, device, compiled)
+    return kind(stack, weights, shape, stream, last, device, compiled)

@@ -1,8 +1,8 @@
 """An LSTM stack that answers requests, in TensorFlow: from a NumPy array on the host to one.
 
 A server has `answer(request)` and `restore()`. A request is float32 [batch, steps, features], its answer the outputs of the top
-layer [batch, steps, units], in memory of its own. A server of a stream carries the states of all layers from one request to the
-next; `restore` puts them back to zeros, where a sequence starts.
+layer [batch, steps, units], or those of the last step alone [batch, units], in memory of its own. A server of a stream carries
+the states of all layers from one request to the next; `restore` puts them back to zeros, where a sequence starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ class StackServer:
         weights: canonical, of the stack.
         shape: [batch, steps, features] of a request.
         stream: whether states are carried.
+        last: whether the answer is of the last step alone.
         jit_compile: compile the function with XLA.
     """
 
@@ -33,6 +34,7 @@ class StackServer:
         weights: Mapping[str, np.ndarray],
         shape: tuple[int, int, int],
         stream: bool,
+        last: bool,
         jit_compile: bool,
     ) -> None:
         num_layers, _ = stack_size(weights)
@@ -44,6 +46,8 @@ class StackServer:
         def outputs_of(inputs, states):
             inputs = tf.transpose(inputs, [1, 0, 2]) if self._stack.time_major else inputs
             outputs, finals = self._stack(inputs, states, None, training=False)
+            if last:
+                return outputs[-1] if self._stack.time_major else outputs[:, -1], finals
             return tf.transpose(outputs, [1, 0, 2]) if self._stack.time_major else outputs, finals
 
         self._outputs_of = outputs_of
@@ -74,10 +78,11 @@ class KerasServer:
         weights: Mapping[str, np.ndarray],
         shape: tuple[int, int, int],
         stream: bool,
+        last: bool,
         call: str,
         use_cudnn: bool | str,
     ) -> None:
-        self.model, batch = keras_model(weights, shape, stream, use_cudnn), shape[0]
+        self.model, batch = keras_model(weights, shape, stream, last, use_cudnn), shape[0]
         self.model.compile(jit_compile=False)
         in_function = tf.function(lambda x: self.model(x, training=False), jit_compile=call == "xla")
         self.answer: Callable[[np.ndarray], np.ndarray] = {
@@ -94,14 +99,19 @@ class KerasServer:
 
 
 def keras_model(
-    weights: Mapping[str, np.ndarray], shape: tuple[int, int, int], stream: bool, use_cudnn: bool | str = "auto"
+    weights: Mapping[str, np.ndarray],
+    shape: tuple[int, int, int],
+    stream: bool,
+    last: bool = False,
+    use_cudnn: bool | str = "auto",
 ) -> keras.Model:
-    """A functional model of an LSTM stack: [batch, steps, features] → [batch, steps, units]."""
+    """A functional model of an LSTM stack: [batch, steps, features] → [batch, steps, units], of the last step [batch, units]."""
     outputs = inputs = keras.Input(batch_shape=shape)
     num_layers, _ = stack_size(weights)
     units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
-    for _ in range(num_layers):
-        outputs = keras.layers.LSTM(units, return_sequences=True, stateful=stream, use_cudnn=use_cudnn)(outputs)
+    for k in range(num_layers):
+        sequences = not last or k < num_layers - 1
+        outputs = keras.layers.LSTM(units, return_sequences=sequences, stateful=stream, use_cudnn=use_cudnn)(outputs)
     model = keras.Model(inputs, outputs)
     for number, layer in enumerate(model.layers[1:]):
         layer.set_weights(layouts.to_keras(weights, number))
@@ -109,7 +119,17 @@ def keras_model(
 
 
 def build(
-    weights, shape, stream, *, stack=None, jit_compile=False, call="", use_cudnn=False, precision="fp32", device=""
+    weights,
+    shape,
+    stream,
+    last=False,
+    *,
+    stack=None,
+    jit_compile=False,
+    call="",
+    use_cudnn=False,
+    precision="fp32",
+    device="",
 ):
     """The server of a row, on `device`, in float32; its products as the process has set their precision.
 
@@ -117,5 +137,5 @@ def build(
     """
     with tf.device(device):
         if call:
-            return KerasServer(weights, shape, stream, call, use_cudnn)
-        return StackServer(stack, weights, shape, stream, jit_compile)
+            return KerasServer(weights, shape, stream, last, call, use_cudnn)
+        return StackServer(stack, weights, shape, stream, last, jit_compile)

@@ -20,6 +20,7 @@ from harness.report import latency as report
 from harness.report import tables
 from harness.run import points
 from models import rows
+from models.weights import canonical
 from tests import record_cases
 
 pytestmark = pytest.mark.usefixtures("tensorflow_runtime")  # which takes its number of threads before its first tensor
@@ -29,7 +30,7 @@ SPEC = importlib.util.spec_from_file_location("script_latency", SCRIPT)
 LATENCY = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(LATENCY)
 TINY = ["--units=8", "--features=4", "--stream-steps=5", "--requests=200", "--warmup-limit-s=0"]
-SHAPE = dict(NUM_LAYERS=2, UNITS=8, FEATURES=4, SEED=1, STAGED_REQUESTS=3, STREAM_STEPS=4)
+SHAPE = dict(NUM_LAYERS=2, UNITS=8, FEATURES=4, LAST_STEP=False, SEED=1, STAGED_REQUESTS=3, STREAM_STEPS=4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 999, 1000, 1001, 10_000])
@@ -121,16 +122,17 @@ ON_CPU = [name for name, row in rows.SERVERS.items() if not row.needs_gpu and na
 def test_servers_answer_as_float64_does_and_carry_their_states(name):
     for package in LATENCY.PACKAGES.get(name, (rows.SERVERS[name].framework,)):
         pytest.importorskip(package)
-    for stream, steps in ((True, 1), (False, 3)):
-        c = SimpleNamespace(**SHAPE, BATCH_SIZE=2, TIME_STEPS=steps, STREAM=stream)
+    for stream, steps, last in ((True, 1, False), (False, 3, False), (False, 3, True)):
+        c = SimpleNamespace(**{**SHAPE, "LAST_STEP": last}, BATCH_SIZE=2, TIME_STEPS=steps, STREAM=stream)
         weights, requests = LATENCY.weights_and_requests(c)
         expected = LATENCY.reference(c, None)["answers"]
-        server = rows.SERVERS[name].build(weights, requests.shape[1:], stream, device="cpu")
+        server = rows.SERVERS[name].build(weights, requests.shape[1:], stream, last, device="cpu")
         for _ in range(2):
             server.restore()
             answers = [server.answer(request) for request in requests]
             assert all(type(answer) is np.ndarray and answer.dtype == np.float32 for answer in answers)
-            assert max(map(max_error, answers, expected)) < LIMITS["fp32"].outputs, (stream, "an answer is kept")
+            assert {answer.shape for answer in answers} == {(2, 8) if last else (2, steps, 8)}
+            assert max(map(max_error, answers, expected)) < LIMITS["fp32"].outputs, (stream, last, "an answer is kept")
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
@@ -183,8 +185,8 @@ def test_a_row_is_measured_proven_and_drawn(tmp_path):
         assert 20 <= record["latency"]["requests"] <= 200 and len(record["blocks_ms"][0]) == 5
         assert record["memory_peak_bytes"]["resident"] > 10**7
     text = (out / "latency.md").read_text()
-    assert "One request after the other: quick-stream-batch_1, CPU, fp32" in text
-    assert "quick-steps_3-batch_2" in text and "p99, ms" in text and "Percentiles are of all requests" in text
+    assert "One request after the other: lstm_a-stream-batch_1, CPU, fp32 (departs" in text
+    assert "lstm_a-steps_3-batch_2" in text and "p99, ms" in text and "Percentiles are of all requests" in text
     assert "soonest" not in text, "one row ran"
 
 
@@ -240,3 +242,41 @@ def test_requests_on_other_devices_and_of_other_modes_are_not_compared():
     gpu = served("stream-batch_1", keras_predict=1.0)[0] | {"device": "gpu", "precision": "tf32"}
     assert report.advice([*served("stream-batch_1", jax_scan=1.0), gpu]) == []
     assert report.advice([record_cases.make(row=row) for row in ("keras", "jax_scan")]) == []
+
+
+# --- STAC-ML ----------------------------------------------------------------------------------------------------------------
+
+
+def test_models_of_stac_ml_have_the_weights_of_its_model_cards():
+    """With the dense layer of one output that is left out here: 160,901, 1,002,601 and 30,017,001."""
+    for name, counted in (("lstm_a", 160_901), ("lstm_b", 1_002_601), ("lstm_c", 30_017_001)):
+        config = LATENCY.CONFIGS[name]
+        shapes = canonical.lstm_shapes(config["FEATURES"], config["UNITS"], config["NUM_LAYERS"])
+        assert sum(int(np.prod(shape)) for shape in shapes.values()) + config["UNITS"] + 1 == counted
+
+
+def test_published_latencies_stand_beside_the_models_as_they_are_and_no_others():
+    def drawn(**rest):
+        found = [*served("steps_50-batch_1", jax_scan=1.0), *served("steps_50-batch_8", jax_scan=1.0)]
+        for record in found:
+            record["config"]["CONFIG"] = record["config"]["CONFIG"].replace("quick", "lstm_a")
+            record |= rest
+        text, _ = tables.page({**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}}, found)
+        return [text.partition(f"## One request after the other: lstm_a-{point}")[2].partition("\n## ")[0]
+                for point in ("steps_50-batch_1", "steps_50-batch_8")]  # fmt: skip
+
+    one, eight = drawn()
+    assert "| p99, published, ms |" in one.replace("   ", " ") or "p99, published, ms" in one
+    assert [name for name in ("FPGA", "GH200", "A100") if f"STAC-ML, {name}" in one] == ["FPGA", "GH200", "A100"]
+    assert "0.0352" in one and "0.0685" not in one
+    assert "STAC-ML" not in eight and "published" not in eight
+    departed, _ = drawn(notes=["departs from the published protocol: UNITS=8"])
+    assert "0.0352" not in departed and "STAC-ML, A100" in departed
+
+
+@pytest.mark.parametrize("name", ["lstm_a", "lstm_b", "lstm_c"])
+def test_another_shape_of_a_stac_ml_model_departs_and_its_points_do_not(name):
+    config = {**LATENCY.CONFIGS[name], "CONFIG": f"{name}-steps_7-batch_3", "TIME_STEPS": 7, "BATCH_SIZE": 3}
+    protocol = LATENCY.BENCHMARK.protocol(config)
+    assert protocol and all(config[key] == value for key, value in protocol.items())
+    assert LATENCY.BENCHMARK.protocol({**config, "CONFIG": "ptb_medium-steps_7-batch_3"}) == {}

@@ -108,10 +108,24 @@ def test_a_published_row_that_was_not_measured_keeps_its_place(tmp_path):
     assert (rows[-1]["P40"], rows[-1]["words/s"], rows[-1]["proof"]) == ("25,000", "-", "not measured yet")
 
 
-def test_published_columns_go_when_no_record_has_their_figures(tmp_path):
-    text = page_of(tmp_path / "run", make(), make("keras_cudnn"))
+@pytest.mark.parametrize(
+    "departs",
+    [
+        {"notes": ["departs from the published protocol: UNITS=8"]},
+        {"precision": "fp16"},
+        {"environment": {"data": {"source": "embedded", "title": "digits"}}},
+    ],
+    ids=["protocol", "16 bits", "embedded data"],
+)
+def test_published_columns_go_where_the_protocol_is_another(tmp_path, departs):
+    text = page_of(tmp_path / "run", make(**departs), make("keras_cudnn", **departs))
     assert "P40" not in lines_of(text, "Speed")[0]
     assert "One P40." not in text, "a footnote of a column that is not shown"
+
+
+def test_a_published_figure_of_another_system_is_shown_where_no_row_has_one(tmp_path):
+    rows = lines_of(page_of(tmp_path / "run", make(), make("torch_lstm")), "Speed")
+    assert [row["P40"] for row in rows] == ["-", "-", "25,000"]
 
 
 def test_footnotes_are_numbered_once_and_marked_where_they_belong(tmp_path):
