@@ -57,6 +57,8 @@ def chosen(
         if where := _elsewhere(devices):
             return "xla", where
         work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
+        if work.batch < x.shape[1]:
+            return "xla", f"the kernels have place for {work.batch} of {x.shape[1]} sequences at a time"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
     try:

@@ -7,7 +7,8 @@ for all layers together, in time + layers - 1 steps, or for one layer after the 
 schedule is that of schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
 kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
 an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
-thread blocks as there are multiprocessors at most. Whatever does not fit is a ValueError. float32 is as precise as TensorFlow
+thread blocks as there are multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits
+in no slice is a ValueError. float32 is as precise as TensorFlow
 is set to be when a function is traced: where TensorFloat-32 is on, operands are rounded to it; where it is off, each product
 is a sum of three such, which gives float32's precision.
 
@@ -28,8 +29,9 @@ import tensorflow as tf
 from . import nvrtc, schedule
 from .nvrtc import Chip
 from .stack import LayerWeights, reversed_steps
-from .tiling import DTYPE_CODES, WARPS, Work, best_tiling, defines, fitting, layers_together, padded_units
+from .tiling import DTYPE_CODES, WARPS, Work, defines, fits, fitting, layers_together, padded_units, parts
 
+MOST_SLICES = 16  # of a batch: a launch each
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
 
 
@@ -48,7 +50,7 @@ def persistent_stack(
     """Run a stack of unidirectional layers. Its second derivatives, and Jacobians, are those of schedule.py.
 
     Args, returns: as of stack.lstm_stack, without layer normalisation; sizes are static. Layers with dropout between them go
-        one at a time. A sequence that has ended takes as long as one that has not.
+        one at a time. A batch takes as long as its longest sequence.
 
     Raises:
         ValueError: unsupported GPU, dtype or shape.
@@ -56,6 +58,9 @@ def persistent_stack(
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
     work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together=together)
+    if work.batch < batch:
+        run = functools.partial(persistent_stack, dropout=dropout, together=together)
+        return _in_slices(run, work.batch, inputs, layers, h, c, lengths, keep)
     padded = work.units
     more = padded - units
     h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
@@ -99,6 +104,9 @@ def persistent_bidirectional_stack(
     units = layers[0][0].recurrent_kernel.shape[0]
     flat = [layer for pair in layers for layer in pair]
     work, _ = planned(inputs, flat, bool(dropout), keep is not None, lengths is not None, directions=2)
+    if work.batch < batch:
+        run = functools.partial(persistent_bidirectional_stack, dropout=dropout)
+        return _in_slices(run, work.batch, inputs, layers, h, c, lengths, keep)
     more = work.units - units
     h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
     finals = []
@@ -119,6 +127,20 @@ def persistent_bidirectional_stack(
     return inputs, h, c
 
 
+def _in_slices(run, size: int, inputs, layers, h, c, lengths, keep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """`run` on so many sequences of a batch at a time; arguments and results as of persistent_stack."""
+    found = []
+    for first in range(0, inputs.shape[1], size):
+        own = slice(first, first + size)
+        of_slice = {
+            "lengths": lengths if lengths is None else lengths[own],
+            "keep": keep if keep is None else keep[:, :, own],
+        }
+        found.append(run(inputs[:, own], layers, h[:, own], c[:, own], **of_slice))
+    outputs, h, c = (tf.concat(parts, 1) for parts in zip(*found, strict=True))
+    return outputs, h, c
+
+
 def planned(
     inputs: tf.Tensor,
     layers: Sequence[LayerWeights],
@@ -130,7 +152,8 @@ def planned(
 ) -> tuple[Work, int]:
     """What would run: the work of one forward step of all layers, and how many of them advance together.
 
-    The directions of this work are those of a launch.
+    The directions and the batch of this work are those of a launch: where not all sequences find a place, as many as do, in whole
+    tiles of 8.
 
     Args:
         layers: with two directions both of each.
@@ -145,12 +168,17 @@ def planned(
     units = layers[0].recurrent_kernel.shape[0]
     padded, num_layers = padded_units(units, inputs.dtype.size), len(layers) // directions
     lanes = num_layers if directions == 1 else 1
-    work = Work(lanes, batch, padded, _dtype_code(inputs.dtype), False, keep, lengths, directions)
-    if directions == 2 and None in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True)):
-        work = work._replace(directions=1)
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
-    if together is None:  # dropout acts between layers, where the kernels of several layers have no place for it
+    # Dropout acts between layers, where the kernels of several layers have no place for it.
+    lanes_tried = {together} if together else {1} if dropout else {1, lanes}
+    whole = Work(lanes, batch, padded, _dtype_code(inputs.dtype), False, keep, lengths, directions)
+    tiles = parts(batch, 8)
+    sizes = dict.fromkeys(8 * parts(tiles, slices) for slices in range(1, min(tiles, MOST_SLICES) + 1))
+    sliced = (whole._replace(batch=min(batch, size)) for size in sizes)
+    tried = (work._replace(directions=d) for work in sliced for d in range(directions, 0, -1))
+    work = next((work for work in tried if any(fits(work._replace(lanes=of), chip) for of in lanes_tried)), whole)
+    if together is None:
         together = layers_together(1 if dropout else lanes, time, work, chip)
     return work, together
 

@@ -105,17 +105,21 @@ def best_tiling(work: Work, chip: Chip) -> Tiling | None:
     return min(_tilings(work, chip), key=lambda tiling: step_us(work, tiling), default=None)
 
 
+def fits(work: Work, chip: Chip) -> bool:
+    """Whether there is a tiling of both kernels' work."""
+    return None not in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True))
+
+
 def fitting(work: Work, chip: Chip) -> Tiling:
-    """The tiling of both kernels' work, or a ValueError where none fits."""
-    for backward in (not work.backward, work.backward):
-        if (tiling := best_tiling(work._replace(backward=backward), chip)) is None:
-            dropout = "with recurrent dropout " if work.recurrent_dropout else ""
-            raise ValueError(
-                f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
-                f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' "
-                "(lstm_stack)"
-            )
-    return tiling
+    """The tiling of a kernel's work, or a ValueError where none fits either kernel's."""
+    if not fits(work, chip):
+        dropout = "with recurrent dropout " if work.recurrent_dropout else ""
+        raise ValueError(
+            f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
+            f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' "
+            "(lstm_stack)"
+        )
+    return best_tiling(work, chip)
 
 
 def step_us(work: Work, tiling: Tiling) -> float:

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,7 @@
 #define __cluster_dims__(...)
 #define __align__(n)
 
+using std::max, std::min;
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -60,6 +62,7 @@ struct Thread {
 inline ucontext_t scheduler;
 inline Thread* running;
 inline int threads_of_block;
+inline int arrivals;  // of blocks at barriers, in all launches
 
 inline void give_way() { swapcontext(&running->context, &scheduler); }
 
@@ -125,7 +128,7 @@ inline uint4 __ldcg(const uint4* p) { return *p; }
 inline uint4 __ldcs(const uint4* p) { return *p; }
 inline float __expf(float x) { return expf(x); }
 inline unsigned atomicAdd(unsigned* p, unsigned x) { return std::exchange(*p, *p + x); }
-inline void arrive(unsigned* counter) { ++*counter; }
+inline void arrive(unsigned* counter) { ++*counter, ++emulator::arrivals; }
 inline unsigned look(const unsigned* counter) {
   emulator::give_way();
   return *counter;

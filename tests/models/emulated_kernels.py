@@ -26,9 +26,12 @@ template <typename... P> void call(void (*kernel)(P...), void** pointers) {{
 }}
 static void entry(void** pointers) {{ call({kernel}, pointers); }}
 extern "C" int launch(int blocks, int threads, int bytes, void** pointers) {{
+  emulator::arrivals = 0;
   return emulator::launch(blocks, threads, bytes, pointers, entry);
 }}
+extern "C" int arrivals() {{ return emulator::arrivals; }}
 """
+ARRIVALS: list[int] = []  # of blocks at barriers, of each launch
 
 
 def build(folder: Path, name: str, source: str, defines: Sequence[tuple[str, int]]) -> Path:
@@ -56,6 +59,7 @@ def launch(folder, name, code, operands, results, grid, threads, shared_bytes) -
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
     library = ctypes.CDLL(str(build(folder, name, *code)))
     assert library.launch(grid, threads, shared_bytes, pointers) == 1, f"{name} hangs"
+    ARRIVALS.append(library.arrivals())
     return [tf.constant(array) for array in arrays[len(operands) :]]
 
 

@@ -139,7 +139,7 @@ def test_one_implementation_everywhere_fails_the_records(h200, monkeypatch):
     for where in ("on a CPU", ""):  # always "xla"; and the kernels also where they do not fit
         monkeypatch.setattr(choice, "_elsewhere", lambda devices, where=where: where)
         if not where:
-            monkeypatch.setattr(choice.persistent, "planned", lambda x, *_: (Work(1, 1, 16, 0, False), 1))
+            monkeypatch.setattr(choice.persistent, "planned", lambda x, *_: (Work(1, 10**9, 16, 0, False), 1))
         assert wrong_choices(monkeypatch)
 
 
@@ -187,6 +187,7 @@ REFUSED = [
     (dict(batch=None), r"inputs of shape \(3, None, 4\)"),
     (dict(time=None), r"inputs of shape \(None, 2, 4\)"),
     (dict(batch=10**6), "does not fit on the 132"),
+    (dict(batch=30_000), r"the kernels have place for \d+ of 30000 sequences at a time"),
     (dict(around=lambda call: lambda x: tf.vectorized_map(call, x[tf.newaxis])), "in tf.vectorized_map"),
     (dict(around=lambda call: under_a_strategy(call)), "under tf.distribute, outside of XLA"),
 ]

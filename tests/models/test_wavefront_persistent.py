@@ -22,12 +22,16 @@ from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
 from models.wavefront.tiling import WARPS, Work, best_tiling, layers_together
 from tests import sizes
 from tests.models import measured_tilings
-from tests.models.emulated_kernels import CHIP, H200, build, emulated
+from tests.models.emulated_kernels import ARRIVALS, CHIP, H200, build, emulated
 
 LIMIT = {"tf32": 4e-3, "float16": 8e-3, "bfloat16": 6e-2, "float32": 4e-6}  # over a few steps
 PUBLISHED = [  # layers, units, batch, steps
     (3, 256, 128, 50), (2, 200, 20, 20), (2, 650, 20, 35), (2, 1500, 20, 35), (2, 128, 32, 28),
 ]  # fmt: skip
+
+CHIPS = (  # H200, A100, RTX 3090, L40S
+    H200, Chip(108, 166912, 80), Chip(82, 101376, 86), Chip(142, 101376, 89),
+)  # fmt: skip
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -41,15 +45,16 @@ def results(stack, dtype, layers, features, units, batch, time, rounded=False, d
     """Outputs, states and every gradient of a random stack, as float64 arrays.
 
     rounded: the weights that the kernels read are tf32 numbers. directions: 2 of a bidirectional stack. options: of the stack;
-    keep=True: masks of recurrent dropout; lengths=True: all there are, one after the other, from none to `time`.
+    keep=True: masks of recurrent dropout; lengths=True: all there are, one after the other, from none to `time`, or as given.
     """
     rng = np.random.default_rng(1)
     if options.get("keep"):
         options["keep"] = tf.constant(
             np.random.default_rng(2).uniform(size=(layers * directions, 4, batch, units)) < 0.6
         )
-    if options.get("lengths"):
-        options["lengths"] = tf.constant(np.arange(batch) % (time + 1), tf.int32)
+    if options.get("lengths") is not None:
+        given = np.arange(batch) % (time + 1) if options["lengths"] is True else options["lengths"]
+        options["lengths"] = tf.constant(given, tf.int32)
 
     def some(*shape, scale=1.0, dtype=dtype):
         return tf.cast(rng.normal(size=shape) * scale, dtype)
@@ -136,6 +141,38 @@ def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision
 
 
 @needs_compiler
+@pytest.mark.parametrize(("layers", "together"), [(1, None), (3, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("longest", [(0, 2, 5), (3, 0, 0), (0, 0, 0), (7, 4, 1)])
+def test_a_group_of_sequences_ends_with_its_longest_one(monkeypatch, folder, layers, together, longest):
+    """Groups of 8 sequences that end at different steps, some before the first; what would be read past them is NaN here.
+
+    A block passes a barrier a step forward, with the first states; backward one a step with the states' gradients.
+    """
+    lengths = np.concatenate([np.minimum(np.arange(8), most) for most in longest])
+    shape, choose, groups = (layers, 5, 16, 24, 7), wavefront_tiling.best_tiling, []
+
+    def of_small_tiles(work, chip):
+        tiling = choose(work, chip)._replace(batch_tile=8, unit_tile=16, split=1, chunk=1)
+        groups.append(tiling.groups(work))
+        return tiling
+
+    expected = results(lstm_stack, "float64", *shape, lengths=lengths)
+    ARRIVALS.clear()
+    with emulated(monkeypatch, folder, CHIP._replace(multiprocessors=16)):
+        monkeypatch.setattr(wavefront_tiling, "best_tiling", of_small_tiles)
+        found = results(persistent_stack, "float32", *shape, together=together, lengths=lengths)
+    assert set(groups) == {3}
+    lanes = together or 1
+    of_launch = (
+        lanes * sum(max(1, most + lanes - 1) for most in longest),
+        lanes * sum(most + lanes - 1 for most in longest),
+    )
+    assert sorted(ARRIVALS) == sorted(of_launch * (layers // lanes))
+    largest = [max(np.abs(b).max(), 1e-30) for b in expected]
+    assert max(np.abs(a - b).max() / most for a, b, most in zip(found, expected, largest, strict=True)) < LIMIT["tf32"]
+
+
+@needs_compiler
 @pytest.mark.parametrize(("lengths", "keep"), [(None, None), (True, True)])
 @pytest.mark.parametrize(
     ("shape", "precision"),
@@ -170,6 +207,42 @@ def test_two_directions_that_find_no_place_together_run_one_after_the_other(monk
             found = results(persistent_bidirectional_stack, "float32", *shape, directions=2, lengths=True)
         assert directions == given
         assert worst(found, expected) < 2 * LIMIT["tf32"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("tf32", dict(lengths=True)),
+        pytest.param("float32", dict(keep=True), marks=pytest.mark.slow),
+        pytest.param("float16", dict(dropout=lambda x: 2 * x), marks=pytest.mark.slow),
+        ("bfloat16", dict(directions=2, lengths=True, keep=True)),
+    ],
+)
+def test_a_batch_that_finds_no_place_together_goes_in_slices(monkeypatch, folder, precision, options):
+    """Whole tiles of 8 and a rest, on a GPU of one multiprocessor."""
+    shape, batches = (2, 5, 32, 37, 3), []
+    launched = persistent._launch
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: batches.append(work.batch) or launched(work, *rest))
+    xla, ours = (lstm_stack, persistent_stack)
+    if "directions" in options:
+        xla, ours = bidirectional_stack, persistent_bidirectional_stack
+    expected = results(xla, "float64", *shape, **options)
+    with emulated(monkeypatch, folder, CHIP._replace(multiprocessors=1), tf32=precision == "tf32"):
+        found = results(ours, "float32" if precision == "tf32" else precision, *shape, **options)
+    assert worst(found, expected) < 2 * LIMIT[precision]
+    *whole, rest = sorted(set(batches), reverse=True)
+    assert [batch % 8 for batch in whole] == [0] and rest == 37 % whole[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("capability", [80, 86, 89])
+def test_chips_without_clusters_compute_the_same(monkeypatch, folder, capability):
+    shape = (2, 5, 48, 11, 4)
+    expected = results(lstm_stack, "float64", *shape, lengths=True)
+    with emulated(monkeypatch, folder, CHIP._replace(capability=capability)):
+        found = results(persistent_stack, "float32", *shape, lengths=True)
+    assert worst(found, expected) < 2 * LIMIT["tf32"]
 
 
 PLACES_BY_DEFAULT = {("streamed", 1, True)}  # the shapes above have theirs in registers
@@ -343,6 +416,11 @@ def test_every_tiling_fits_on_its_chip(chip):
         assert 1 <= candidate.prefetch_depth <= count and candidate.batch_tile // 8 % candidate.chunk == 0
 
 
+def test_other_chips_make_no_clusters():
+    for chip in CHIPS[1:]:
+        assert {candidate.split for work in works() for candidate in wavefront_tiling._tilings(work, chip)} == {1}
+
+
 def test_published_shapes_have_a_tiling_on_an_h200():
     for work in works():
         together = layers_together(work.lanes, 50, work._replace(backward=False), H200)
@@ -377,17 +455,21 @@ def test_sizes_that_fit_nowhere_are_refused():
         layers_together(1, 10, Work(1, 512, 4096, 0, False), H200)
 
 
-def test_kernels_of_the_published_shapes_compile():
-    """By NVRTC, for the chip of the records; needs no GPU."""
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"sm_{chip.capability}")
+def test_kernels_of_the_published_shapes_compile(chip):
+    """By NVRTC; needs no GPU."""
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
-    for work in itertools.islice(works(), None, None, sizes.cases(7, 1)):
-        tiling = best_tiling(work, H200)
+    compiled = set()
+    for work in itertools.islice(works(), None, None, sizes.cases(7 if chip == H200 else 23, 1)):
+        tiling = best_tiling(work, chip)
         if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
-        defines = wavefront_tiling.defines(work, 9, tiling)
-        code = nvrtc.ptx(persistent.SOURCE.read_text(), defines, H200.capability)
+        code = nvrtc.ptx(persistent.SOURCE.read_text(), wavefront_tiling.defines(work, 9, tiling), chip.capability)
         assert f".entry lstm_wavefront_{'backward' if work.backward else 'forward'}" in code
-        assert "mma.sync.aligned" in code
+        assert "mma.sync.aligned" in code and f".target sm_{chip.capability}" in code
+        assert ("barrier.cluster" in code) == (tiling.split > 1)
+        compiled.add(work.dtype_code)
+    assert len(compiled) > 1
 
 
 def test_a_trace_of_one_precision_serves_no_other(monkeypatch):

@@ -266,14 +266,24 @@ struct Masks {
 };
 
 // With LENGTHS, the steps of each sequence. Past its end its states stand still, its outputs are 0, and nothing flows into its
-// gates; their gradients are 0, so that no product nor sum needs to know of it.
+// gates; their gradients are 0, so that no product nor sum needs to know of it. Past the longest sequence of a group its blocks
+// pass no barrier any more: they fill what is left with zeros.
 struct Ends {
   int of[COLUMN_TILES];
+#if LENGTHS
+  int last = 0;  // steps of the group's longest sequence
+#else
+  enum : int { last = TIME };
+#endif
 
   __device__ Ends(const int* lengths, const Place& place) {
 #pragma unroll
     for (int tile = 0; tile < COLUMN_TILES; ++tile)
       of[tile] = LENGTHS && place.sequence(tile) < BATCH ? __ldg(lengths + place.sequence(tile)) : TIME;
+#if LENGTHS
+    for (int sequence = place.first_sequence; sequence < min(BATCH, place.first_sequence + BATCH_TILE); ++sequence)
+      last = max(last, min(TIME, __ldg(lengths + sequence)));
+#endif
   }
   __device__ bool passed(int tile, int time) const { return LENGTHS && time >= of[tile]; }
 };
@@ -497,14 +507,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
     c[tile] = c_0[lane * PLANE + at];
-    operand[(size_t)place.sequence(tile) * pitch + unit] = to_operand(wide(h_0[lane * PLANE + at]));
+    const Number h = to_operand(wide(h_0[lane * PLANE + at]));
+    operand[(size_t)place.sequence(tile) * pitch + unit] = h;
+    if (!ends.last) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[tile];
   }
 
   tell_group(place);
 
   float gates_of[COLUMN_TILES][4];  // of the last step, to be kept for the backward pass
   auto keep = [&](int time) {
-    if (time < 0 || time >= TIME || unit < 0) return;
+    if (time < 0 || time >= ends.last || unit < 0) return;
 #pragma unroll
     for (int tile = 0; tile < COLUMN_TILES; ++tile) {
       if (place.sequence(tile) >= BATCH) continue;
@@ -515,9 +527,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     }
   };
 
-  for (int step = 0; step < TIME + LANES - 1; ++step) {
+  for (int step = 0; step < ends.last + LANES - 1; ++step) {
     const int time = step - lane;
-    const bool active = time >= 0 && time < TIME;
+    const bool active = time >= 0 && time < ends.last;
     keep(time - 1);
     float input[COLUMN_TILES][4];
     if (active && lane == 0 && unit >= 0)
@@ -550,7 +562,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #endif
 
         const size_t at = (size_t)sequence * UNITS + unit;
-        if (time + 1 < TIME)
+        if (time + 1 < ends.last)
           operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = h;
         else
           h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[tile];
@@ -560,9 +572,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
           outputs[time * PLANE + at] = output;
       });
     }
-    if (step < TIME + LANES - 2) tell_group(place);
+    if (step < ends.last + LANES - 2) tell_group(place);
   }
-  keep(TIME + LANES - 2 - lane);
+  keep(ends.last + LANES - 2 - lane);
+#if LENGTHS
+  if (unit >= 0)
+    for (int time = ends.last; time < TIME; ++time)
+#pragma unroll
+      for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+        if (place.sequence(tile) >= BATCH) continue;
+        const size_t row = (size_t)time * BATCH + place.sequence(tile);
+        operand[row * pitch + unit] = 0;
+        if (lane + 1 < LANES)
+          rest[((size_t)lane * TIME * BATCH + row) * 2 * UNITS + UNITS + unit] = 0;
+        else
+          outputs[row * UNITS + unit] = 0;
+      }
+#endif
   leave(place);
 }
 
@@ -619,13 +645,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (unit < 0 || place.sequence(tile) >= BATCH) continue;
     size_t at = (size_t)place.sequence(tile) * UNITS + unit;
     d_c[tile] = d_c_end[lane * PLANE + at];
-    c[tile] = cells[((size_t)lane * TIME + TIME - 1) * PLANE + at];
+    if (ends.last) c[tile] = cells[((size_t)lane * TIME + ends.last - 1) * PLANE + at];
   }
 
   // One step more than forward: at time -1 stands the gradient by the initial h.
-  for (int step = TIME + LANES - 2; step >= -1; --step) {
+  for (int step = ends.last + LANES - 2; step >= -1; --step) {
     const int time = step - lane;
-    const bool active = time >= -1 && time < TIME;
+    const bool active = time >= -1 && time < ends.last;
     float gate_of[COLUMN_TILES][4], c_before[COLUMN_TILES], d_output[COLUMN_TILES];  // on their way while the barrier waits
     if (active && time >= 0 && unit >= 0)
 #pragma unroll
@@ -637,13 +663,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
           for (int gate = 0; gate < 4; ++gate) gate_of[tile][gate] = gates_now[gate * UNITS];
           c_before[tile] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
           d_output[tile] = lane + 1 < LANES || ends.passed(tile, time) ? 0 : wide(d_outputs[time * PLANE + at]);
-          if (time + 1 == TIME) d_output[tile] += wide(d_h_end[lane * PLANE + at]);
+          if (time + 1 == ends.last) d_output[tile] += wide(d_h_end[lane * PLANE + at]);
         }
-    if (step < TIME + LANES - 2) wait_for_group(place, TIME + LANES - 2 - step);
+    if (step < ends.last + LANES - 2) wait_for_group(place, ends.last + LANES - 2 - step);
 
     if (active) {
       Sums sums = {};
-      const bool has_next = time + 1 < TIME, has_above = lane + 1 < LANES && time >= 0;
+      const bool has_next = time + 1 < ends.last, has_above = lane + 1 < LANES && time >= 0;
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
                 has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
@@ -653,6 +679,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         float d_h = total(0);
         if (LENGTHS) d_h += d_h_kept[tile];
         if (time < 0) {
+#if LENGTHS
+          if (!ends.last) d_h += wide(d_h_end[lane * PLANE + at]);
+#endif
           d_h_0[lane * PLANE + at] = to_operand(d_h);
           d_c_0[lane * PLANE + at] = d_c[tile];
           return;
@@ -682,6 +711,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     }
     if (step >= 0) tell_group(place);
   }
+#if LENGTHS
+  if (unit >= 0)
+    for (int time = ends.last; time < TIME; ++time)
+#pragma unroll
+      for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+        if (place.sequence(tile) >= BATCH) continue;
+        Number* to = d_own + ((size_t)time * BATCH + place.sequence(tile)) * GATES + unit;
+#pragma unroll
+        for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
+      }
+#endif
   if (unit >= 0)
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate)
