@@ -39,19 +39,24 @@ for name in ("libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so
 import triton
 print("cuDNN", "found" if torch.backends.cudnn.version() else "missing")
 """
-# XLA's plugin opens them by their names, in the folders of its own RPATH.
+# XLA's plugin opens them by their names, in the folders of its own RPATH; what else it needs, its Python module loads before.
 JAX = """
 import ctypes, importlib, pathlib, re, subprocess
-plugin = pathlib.Path(importlib.import_module("jax_plugins.xla_cuda{0}").__file__).with_name("xla_cuda_plugin.so")
+module = importlib.import_module("jax_plugins.xla_cuda{0}")
+module._load_nvidia_libraries()
+plugin = pathlib.Path(module.__file__).with_name("xla_cuda_plugin.so")
 dynamic = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True).stdout
 folders = re.search(r"R(?:UN)?PATH.*\\[(.*)\\]", dynamic)[1].replace("$ORIGIN", str(plugin.parent)).split(":")
 for name in ("libcudart.so.{0}", "libcublas.so.{0}", "libcublasLt.so.{0}", "libcudnn.so.9", "libcufft.so.{1}",
              "libcusolver.so.{1}", "libcusparse.so.12", "libcupti.so.{0}", "libnccl.so.2", "libnvJitLink.so.{0}",
              "libnvshmem_host.so.3"):
     places = [place for folder in folders if (place := pathlib.Path(folder, name)).exists()]
-    if places:
-        ctypes.CDLL(str(places[0]))
-    print(name, "found" if places else "missing")
+    try:
+        ctypes.CDLL(str(places[0]) if places else name)
+    except OSError:
+        print(name, "missing")
+    else:
+        print(name, "found")
 """
 
 
@@ -62,7 +67,7 @@ def environment(cache: Path, lock: str) -> Path:
     made = folder / "made"
     if not made.exists():
         script = f'set -euo pipefail; root=$1; . "$root/harness/run/setup_env.sh"; venv=$2; "$3" -m venv --clear "$venv"; ' \
-                 f'install_into "$venv" {lock}; link_cusolver'  # fmt: skip
+                 f'install_into "$venv" {lock}{"; link_cusolver" * (lock == "cuda")}'  # fmt: skip
         subprocess.run(["bash", "-c", script, "bash", PROJECT, folder, sys.executable], check=True, timeout=3600)
         made.touch()
     return folder / "bin" / "python"

@@ -168,7 +168,7 @@ def test_a_launch_that_lacks_a_block_ends_in_an_error_within_10_s():
     code = """
 import time
 from models.wavefront import nvrtc, persistent, tiling
-from tests.models.measured_tilings import Driver
+from models.wavefront.tune import Driver
 driver, work = Driver(), tiling.Work(2, 4, 64, 0, False)
 chip = nvrtc.chip()._replace(capability=80)  # without clusters
 made = tiling.best_tiling(work, chip)

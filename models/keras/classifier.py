@@ -131,6 +131,7 @@ def _compiled_loop() -> type:
 def _stack_makers() -> dict[str, Callable]:
     """What makes a layer that is a whole stack, by `use_cudnn`; imports TensorFlow."""
     from models.cudnn.layers import CudnnLSTMLayer
+    from models.wavefront import nvrtc, tiling
     from models.wavefront.layer import WavefrontLSTM
 
     class ProvenWavefrontLSTM(WavefrontLSTM):
@@ -142,6 +143,9 @@ def _stack_makers() -> dict[str, Callable]:
 
         def drop(self, x):
             return self.between(x, training=True)
+
+        def notes(self) -> list[str]:
+            return tiling.notes(nvrtc.chip()) if self.implementation == "persistent" else []
 
     xla, persistent = (functools.partial(ProvenWavefrontLSTM, implementation=kind) for kind in ("xla", "persistent"))
     return {"stack": CudnnLSTMLayer, "wavefront": xla, "persistent": persistent}
@@ -256,6 +260,11 @@ class ClassifierTrial:
         by_epoch = {short: history[name] for short, name in names.items() if name in history}
         accuracy = {name: values[-1] for name, values in by_epoch.items()}
         return {"losses": history["loss"], "accuracy": accuracy, "epoch_accuracy": by_epoch}
+
+    def notes(self, mode: str) -> list[str]:
+        """Of a WavefrontLSTM: sentences for the tables on how it ran."""
+        layer = stack_layer(self.model)
+        return layer.notes() if hasattr(layer, "notes") else []
 
     def warm_up(self, validation: tuple[np.ndarray, np.ndarray]) -> None:
         """Trace before the clock starts what a validation runs: a whole batch and the last one are two shapes."""

@@ -136,6 +136,10 @@ class LanguageModel(trial.LanguageModelTrial):
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
+    def notes(self, mode: str) -> list[str]:
+        """Of the stack: sentences for the tables on how it ran."""
+        return self.stack.notes(mode)
+
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""
         for variable, start in zip((*self.variables, *self.optimizer.variables), self._start, strict=True):

@@ -53,6 +53,10 @@ class Stack:
             canonical |= self.from_layout(arrays[layer * per_layer : (layer + 1) * per_layer], layer)
         return canonical
 
+    def notes(self, mode: str) -> list[str]:
+        """Sentences for the tables on how it ran in "train", "forward" or "stack", where the class leaves that open."""
+        return []
+
     def stage_states(self, states: Sequence) -> tuple:
         """Canonical states (layers × directions × (h, c)) as `__call__` takes them, on the device."""
         return tuple(tuple(tf.identity(tf.constant(s, self.dtype)) for s in layer[0]) for layer in states)

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.tf.stack import HALVES, POLICIES, Stack
+from models.wavefront import nvrtc, tiling
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
 
@@ -65,3 +66,6 @@ class PersistentWavefrontStack(WavefrontStack):
     """The same with the persistent CUDA kernels."""
 
     implementation = "persistent"
+
+    def notes(self, mode):
+        return tiling.notes(nvrtc.chip())

@@ -2,23 +2,28 @@
 
 A thread block owns some units of a layer and some sequences. More units mean that fewer blocks read the same sequences' h, and
 more weights to keep; more sequences the other way round. `best_tiling` tries all that fit, and takes the one whose step should
-take the least time by a formula, a fit to measured steps.
+take the least time by a formula, a fit to measured steps: of an H200, or of this chip where tune.py has measured it.
 """
 
 import functools
 import itertools
-from collections.abc import Iterator
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from .nvrtc import Chip
 
+LOGGER = logging.getLogger("wavefront_lstm")
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
 REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
-# us of a step, per unit of each of `terms`: a fit to the tilings in tests/models/tilings_h200.json, by measured_tilings.py there.
+# us of a step, per unit of each of `terms`: tune.py's fit to an H200's tilings (tests/models/tilings_h200.json in the suite).
 COST_US = {
     "step": 1.13, "wait": 0.087, "operand": 0.0078, "streamed": 0.0164, "traffic": 0.0079, "shared": 0.0038, "products": 1.0,
     "tile": 0.155, "gathered": 0.058, "chunk": 0.122, "exchange": 0.113, "exchanged": 0.474,
@@ -102,7 +107,34 @@ def padded_units(units: int, itemsize: int) -> int:
 @functools.cache
 def best_tiling(work: Work, chip: Chip) -> Tiling | None:
     """The tiling whose step should take the least time; None: none fits."""
-    return min(_tilings(work, chip), key=lambda tiling: step_us(work, tiling), default=None)
+    own = costs(chip)
+    return min(_tilings(work, chip), key=lambda tiling: step_us(work, tiling, own), default=None)
+
+
+def costs_path(chip: Chip) -> Path:
+    """Where tune.py keeps a chip's constants: below $XDG_CACHE_HOME, by default ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "wavefront_lstm", f"sm_{chip.capability}-{chip.multiprocessors}-{chip.shared_bytes}.json")
+
+
+@functools.cache
+def costs(chip: Chip) -> Mapping[str, float]:
+    """COST_US as tune.py has measured it on such a chip, else an H200's. A file that cannot be used is a warning."""
+    try:
+        path = costs_path(chip)
+        found = json.loads(path.read_text())["costs_us"]
+        if (
+            found.keys() != COST_US.keys()
+            or not all(0 <= us < float("inf") for us in found.values())
+            or not any(found.values())
+        ):
+            raise ValueError(f"expected a number of 0 or more for each of {', '.join(COST_US)}")
+    except FileNotFoundError:
+        return COST_US
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:  # RuntimeError: no home
+        LOGGER.warning("the constants of this GPU cannot be used (%r): run python -m wavefront_lstm.tune again", error)
+        return COST_US
+    return found
 
 
 def fits(work: Work, chip: Chip) -> bool:
@@ -122,9 +154,15 @@ def fitting(work: Work, chip: Chip) -> Tiling:
     return best_tiling(work, chip)
 
 
-def step_us(work: Work, tiling: Tiling) -> float:
-    """An estimate of one step."""
-    return sum(COST_US[name] * amount for name, amount in terms(work, tiling).items())
+def notes(chip: Chip) -> list[str]:
+    """For whoever reports times: that the work is divided by a chip's own constants, where it is."""
+    own = costs(chip) is not COST_US
+    return ["the kernels' work is divided by times of this GPU: python -m wavefront_lstm.tune"] if own else []
+
+
+def step_us(work: Work, tiling: Tiling, costs_us: Mapping[str, float] = COST_US) -> float:
+    """An estimate of one step, by the constants of a chip."""
+    return sum(costs_us[name] * amount for name, amount in terms(work, tiling).items())
 
 
 def terms(work: Work, tiling: Tiling) -> dict[str, float]:
@@ -224,7 +262,7 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     steps = (time + work.lanes - 1) * groups
     # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels.
     outside = 16 * time * work.batch * work.units**2 * groups / PRODUCTS_PER_US[work.dtype_code]
-    return outside + steps * sum(step_us(*pair) for pair in zip(works, tilings, strict=True))
+    return outside + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, tilings, strict=True))
 
 
 def defines(work: Work, time: int, tiling: Tiling) -> tuple[tuple[str, int], ...]:

@@ -2,26 +2,27 @@
 
 import functools
 import itertools
+import json
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import nvrtc, persistent
+from models.wavefront import nvrtc, persistent, tune
 from models.wavefront import tiling as wavefront_tiling
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.persistent import persistent_bidirectional_stack, persistent_stack
 from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
-from models.wavefront.tiling import WARPS, Work, best_tiling, layers_together
+from models.wavefront.tiling import COST_US, WARPS, Work, best_tiling, layers_together
 from tests import sizes
-from tests.models import measured_tilings
 from tests.models.emulated_kernels import ARRIVALS, CHIP, H200, build, emulated
 
 LIMIT = {"tf32": 4e-3, "float16": 8e-3, "bfloat16": 6e-2, "float32": 4e-6}  # over a few steps
@@ -428,24 +429,118 @@ def test_published_shapes_have_a_tiling_on_an_h200():
             assert best_tiling(work._replace(lanes=together, backward=backward), H200) is not None
 
 
+MEASURED = Path(__file__).with_name("tilings_h200.json")
+
+
 def test_the_choice_is_nearly_the_best_of_those_measured_on_an_h200():
     """Within 2 % in the mean, and within a quarter each; its estimates are a tenth off in the mean at most."""
-    measured = measured_tilings.read(Path(__file__).with_name("tilings_h200.json"))
-    losses, errors = [], []
-    for work in dict.fromkeys(work for work, *_ in measured):
-        own = [(tiling_, us) for work_, tiling_, us in measured if work_ == work]
-        chosen = min(own, key=lambda pair: wavefront_tiling.step_us(work, pair[0]))[1]
-        losses.append(chosen / min(us for _, us in own))
-        errors += [abs(wavefront_tiling.step_us(work, tiling_) / us - 1) for tiling_, us in own]
-    assert len(losses) > 20 and np.mean(losses) < 1.02 and max(losses) < 1.25
+    measured = tune.read(MEASURED)
+    works = list(dict.fromkeys(row.work for row in measured))
+    losses = [tune.loss([row for row in measured if row.work == work], COST_US) for work in works]
+    errors = [abs(wavefront_tiling.step_us(row.work, row.tiling) / row.us - 1) for row in measured]
+    assert len(losses) > 20 and tune.loss(measured, COST_US) < 1.02 and max(losses) < 1.25
     assert np.mean(errors) < 0.1
 
 
 def test_the_costs_are_those_of_the_fit():
-    pytest.importorskip("scipy")
-    found = measured_tilings.fit(measured_tilings.read(Path(__file__).with_name("tilings_h200.json")))
-    for name, us in wavefront_tiling.COST_US.items():
+    found = tune.fit(tune.read(MEASURED))
+    for name, us in COST_US.items():
         assert us == pytest.approx(found[name], rel=0.1, abs=0.01)
+
+
+def test_the_fit_is_that_of_non_negative_least_squares():
+    optimize = pytest.importorskip("scipy.optimize")
+    measured = tune.read(MEASURED)
+    amounts = np.array([list(wavefront_tiling.terms(row.work, row.tiling).values()) for row in measured])
+    us = np.array([row.us for row in measured])
+    expected, _ = optimize.nnls(amounts / us[:, None], np.ones(len(us)))
+    np.testing.assert_allclose(list(tune.fit(measured).values()), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A folder of constants that are measured, empty; what was read of another one is forgotten before and after."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for read in (wavefront_tiling.costs, best_tiling):
+        read.cache_clear()
+    yield tmp_path
+    for read in (wavefront_tiling.costs, best_tiling):
+        read.cache_clear()
+
+
+class SlowReads:
+    """A driver of a GPU whose steps cost as an H200's, but for what comes from memory, which takes ten times as long."""
+
+    COSTS: ClassVar = {
+        name: us * (10 if name in ("streamed", "traffic", "operand") else 1) for name, us in COST_US.items()
+    }
+
+    def load(self, job, name, shared_bytes):
+        return dict(job)
+
+    def us(self, defines, grid, shared_bytes):
+        names = ("LANES", "BATCH", "UNITS", "DTYPE_CODE", "BACKWARD")
+        work = Work(*(defines[name] for name in names))
+        names = ("UNIT_TILE", "BATCH_TILE", "SPLIT", "IN_REGISTERS", "IN_SHARED", "PREFETCH_DEPTH", "CHUNK")
+        made = wavefront_tiling.Tiling(*(defines[name] for name in names))
+        assert (grid, shared_bytes) == (made.grid(work), made.shared_bytes(work))
+        return wavefront_tiling.step_us(work, made, self.COSTS) * (defines["TIME"] + work.lanes - 1)
+
+
+def test_tune_finds_what_a_step_costs_on_another_chip_and_later_processes_go_by_it(monkeypatch, cache, capsys):
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(nvrtc, "ptx", lambda source, defines, capability: defines)
+    monkeypatch.setattr(tune, "Driver", SlowReads)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: {"device_name": "slow reads"})
+    assert tune.main([f"--out={cache / 'measured.json'}"]) == 0
+    path = wavefront_tiling.costs_path(H200)
+    assert path.parent.parent == cache and f"kept in {path}" in capsys.readouterr().out
+    wavefront_tiling.costs.cache_clear()
+    found, measured = wavefront_tiling.costs(H200), tune.read(cache / "measured.json")
+    assert tune.loss(measured, found) < 1.02 < tune.loss(measured, COST_US)
+    assert found["streamed"] > 5 * COST_US["streamed"]
+    assert wavefront_tiling.costs(H200._replace(multiprocessors=114)) == COST_US, "of another chip"
+    best_tiling.cache_clear()
+    moved = [
+        row.work
+        for row in measured
+        if best_tiling(row.work, H200) != best_tiling(row.work, H200._replace(capability=91))
+    ]
+    assert moved, "the choice goes by them"
+    assert wavefront_tiling.notes(H200) == [
+        "the kernels' work is divided by times of this GPU: python -m wavefront_lstm.tune"
+    ]
+    path.unlink()
+    wavefront_tiling.costs.cache_clear()
+    assert wavefront_tiling.notes(H200) == []
+
+
+def test_constants_that_choose_worse_are_not_kept(monkeypatch, cache, capsys):
+    monkeypatch.setattr(tune, "fit", lambda measured: dict.fromkeys(COST_US, 0.0) | {"wait": 1.0})
+    tune.tune(H200, {}, tune.read(MEASURED), print)
+    assert "nothing is kept" in capsys.readouterr().out and list(cache.iterdir()) == []
+
+
+WRONG = [json.dumps({"costs_us": dict.fromkeys(COST_US, us)}) for us in (-1, "1", 0, float("nan"), None)]
+
+
+@pytest.mark.parametrize("text", [*WRONG, "", "{", "[]", "{}", '{"costs_us": {"step": 1}}', '{"costs_us": 3}', "null"])
+def test_a_file_of_constants_that_cannot_be_used_is_a_warning_and_an_h200s_are_taken(cache, caplog, text):
+    path = wavefront_tiling.costs_path(H200)
+    path.parent.mkdir()
+    path.write_text(text)
+    assert wavefront_tiling.costs(H200) == COST_US
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "cannot be used" in line and "wavefront_lstm.tune" in line
+
+
+def test_without_a_gpu_tune_says_so_in_one_line(capsys):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    assert tune.main([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no NVIDIA GPU that TensorFlow sees") and error.count("\n") == 1
 
 
 def test_sizes_that_fit_nowhere_are_refused():
