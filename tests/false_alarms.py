@@ -3,6 +3,7 @@
     python tests/false_alarms.py --out=/tmp/alarms --data=../shared/data --limit-s=3000
     python tests/false_alarms.py --out=/tmp/alarms --sizes=quick --only=ptb      # the quick presets' own sizes
     python tests/false_alarms.py --out=/tmp/alarms --report                      # what there is so far
+    python tests/false_alarms.py --out=/tmp/alarms-tf32 --tf32 --sizes=quick --data=../shared/data   # PTB as a GPU computes it
 
 Every row of every script is run once for each seed and each data set, in turn under AVX2 and AVX-512 code paths and 1, 2 and 4
 threads. The rows are the scripts' own (`run_row`, with the proof and the timed blocks of harness.measure.measurement), several
@@ -72,6 +73,7 @@ class Run(NamedTuple):
     isa: str
     threads: int
     sizes: str
+    precision: str = "fp32"
 
     @property
     def key(self) -> str:
@@ -136,9 +138,16 @@ def work(path: Path, out: Path, data: str) -> None:
         content = [benchmark._digest_of(Path(parent.benchmark.script)), run.script, run.data, run.seed, run.sizes]
         name = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
         reference = out / "references" / f"{run.script}.{name}.npz"
+        parent.constants["PRECISION"] = run.precision
+        if run.precision == "tf32":
+            import tensorflow as tf
+
+            from tests import emulated_tf32
+
+            tf.matmul = emulated_tf32.matmul
         job = {
             "task": "row", "row": run.row, "constants": parent.constants, "protocol": parent.constants, "device": "cpu",
-            "precision": parent.constants["PRECISION"], "flags": [], "process": 0, "matmul_flops": None,
+            "precision": run.precision, "flags": [], "process": 0, "matmul_flops": None,
             "data": {"option": source, "embedded": ""}, "reference": str(reference),
         }  # fmt: skip
         if not reference.exists():
@@ -208,6 +217,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(SCRIPTS), help="scripts")
     parser.add_argument("--rows", default="", help="rows; all")
     parser.add_argument("--sizes", choices=SIZES, default="small")
+    parser.add_argument(
+        "--tf32", action="store_true", help="PTB's while_loop alone, its products rounded to TensorFloat-32"
+    )
     parser.add_argument("--limit-s", type=float, default=3600.0, help="no row is started after that")
     parser.add_argument("--report", action="store_true", help="only tell what there is")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -218,8 +230,11 @@ def main() -> int:
         return 0
     if not given.report:
         sources = [source for source in DATA if source == "embedded" or given.data]
-        rows = {row for row in given.rows.split(",") if row}
-        run_all(given, plan(given.seeds, given.only.split(","), rows, given.sizes, sources))
+        rows, scripts = {row for row in given.rows.split(",") if row}, given.only.split(",")
+        if given.tf32:
+            rows, scripts = {"while_loop"}, ["ptb"]
+        runs = plan(given.seeds, scripts, rows, given.sizes, sources)
+        run_all(given, [run._replace(precision="tf32") for run in runs] if given.tf32 else runs)
     return 1 if report(given.out) else 0
 
 

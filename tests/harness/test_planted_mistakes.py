@@ -344,24 +344,12 @@ def test_row_that_runs_another_kernel_than_it_names_fails_that_alone(measure, ru
 
 @pytest.fixture
 def tf32_products(tensorflow_runtime, monkeypatch):
-    """Every tf.matmul of a model computes as a GPU does with TF32: operands of 10 bits, sums in float32."""
+    """Every tf.matmul of a model computes as a GPU does with TF32."""
     import tensorflow as tf
 
-    product = tf.matmul
+    from tests import emulated_tf32
 
-    def cut(x):
-        return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.uint32), tf.constant(0xFFFFE000, tf.uint32)), x.dtype)
-
-    @tf.custom_gradient
-    def rounded(a, b):
-        a, b = cut(a), cut(b)
-
-        def gradient(g):
-            return product(cut(g), b, transpose_b=True), product(a, cut(g), transpose_a=True)
-
-        return product(a, b), gradient
-
-    monkeypatch.setattr(tf, "matmul", rounded)
+    monkeypatch.setattr(tf, "matmul", emulated_tf32.matmul)
 
 
 def test_tf32_passes_as_tf32(measure, tf32_products):
