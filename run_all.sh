@@ -3,6 +3,7 @@
 # Makes .venv on the first run (Python 3.10 to 3.13): TensorFlow with CUDA where nvidia-smi answers, else without.
 # With --peers also .venv/torch and .venv/jax, each with its own CUDA; without them the rows of PyTorch and JAX are skipped.
 # TORCH_PYTHON=... and JAX_PYTHON=... name a Python whose PyTorch or JAX is used as it is instead, as PYTHON=... does for TensorFlow.
+if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # such as of: sh ./run_all.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$root/harness/run/setup_env.sh"

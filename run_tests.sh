@@ -2,6 +2,7 @@
 # Checks style and runs the tests: ./run_tests.sh [--no-install] [--all] [arguments of pytest]
 # With --all also the tests marked slow, and as many cases of each as there are.
 # Tests marked gpu run where nvidia-smi lists a GPU. Tests on real data need LSTM_BENCH_DATA=DIR.
+if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # such as of: sh ./run_tests.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$root/harness/run/setup_env.sh"

@@ -447,6 +447,12 @@ def test_help_works_before_anything_is_installed(checkout):
     assert checkout.notes() == [] and not (checkout.root / ".venv").exists()
 
 
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
+def test_a_shell_that_is_not_bash_hands_over_to_it(script):
+    done = subprocess.run(["sh", script, "--help"], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and len(done.stdout) > 100
+
+
 def test_help_of_the_tests_works_before_anything_is_installed(checkout):
     shown = subprocess.run([checkout.root / "run_tests.sh", "--help"], capture_output=True, text=True, timeout=600)
     assert shown.returncode == 0 and shown.stderr == ""

@@ -313,7 +313,7 @@ def _parts(
 def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, preset: str, device: str) -> str:
     """Such as "26 processes in 7 runs, about 8 min"."""
     processes_in_all = sum(part.processes for part in parts)
-    text = f"{processes_in_all} processes in {len(parts)} run{'s' * (len(parts) != 1)}"
+    text = f"{processes_in_all} process{'es' * (processes_in_all != 1)} in {len(parts)} run{'s' * (len(parts) != 1)}"
     if not estimate.Estimate(preset, device).known:
         return f"{text}; for how long, the progress says after the first of them"
     seconds = slowness * sum(part.preparation_s + part.rows_s for part in parts)
