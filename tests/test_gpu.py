@@ -1,5 +1,6 @@
 """Every row on an NVIDIA GPU: it computes what the reference does, in the precision and by the kernels that it names."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine
 from models import rows
-from models.wavefront import WavefrontLSTM, softmax
+from models.wavefront import WavefrontLSTM, softmax, tune
 from tests import cases
 from tests.comparing import error
 
@@ -99,17 +100,19 @@ def test_bf16_mistaken_for_another_precision_fails(row, label, executed_in):
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
-@pytest.mark.parametrize(("units", "layers", "batch"), [(48, 3, 20), (650, 2, 20)])
+@pytest.mark.parametrize(("units", "layers", "batch"), [(48, 3, 20), (650, 2, 20), (1024, 2, 132)])
 @pytest.mark.parametrize(
     ("masked", "direction"), [(False, "unidirectional"), (True, "unidirectional"), (True, "bidirectional")]
 )
 def test_recurrent_dropout_masks_and_directions_of_the_persistent_kernels_are_those_of_xla(
     gpu_runtime, masked, direction, units, layers, batch, policy, limit
 ):
-    """With one seed both draw the same. Sequences are of all lengths from 0 to 9 where there is a mask."""
+    """With one seed both draw the same. Where there is a mask, sequences are of all lengths from 0 to 9, of 25 steps. The widest
+    layers go in slices of the batch."""
     cases.execute_in("fp32")
-    mask = np.arange(9) < np.arange(batch)[:, np.newaxis] % 10 if masked else None
-    x = np.random.default_rng(0).normal(size=(batch, 9, 30)).astype("float32")
+    time = 25 if masked else 9
+    mask = np.arange(time) < np.arange(batch)[:, np.newaxis] % 10 if masked else None
+    x = np.random.default_rng(0).normal(size=(batch, time, 30)).astype("float32")
     options = dict(recurrent_dropout=0.4, seed=1, return_sequences=True, dtype=policy, direction=direction)
     kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
     for layer in kinds:
@@ -161,6 +164,18 @@ def test_auto_takes_the_cpu_where_the_call_is_there(gpu_runtime):
     with tf.device("/CPU:0"):
         tf.function(layer).get_concrete_function(tf.TensorSpec([8, 9, 30]))
     assert layer.chosen == "xla"
+
+
+def test_tune_measures_this_gpu_and_keeps_constants_that_choose_no_worse(tmp_path):
+    """In a process of its own, with a folder of its own to keep them in."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "models.wavefront.tune", f"--out={tmp_path / 'measured.json'}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"times the best measured one, by the present ones \d\.\d+\n(kept in|nothing is kept)", done.stdout
+    )
+    assert len(tune.read(tmp_path / "measured.json")) > 100
 
 
 def test_a_launch_that_lacks_a_block_ends_in_an_error_within_10_s():
