@@ -3,8 +3,8 @@
 "persistent" where all of this holds, else "xla":
 
 - The kernels take it: a GPU of compute capability 8.0 or later, no layer normalisation, float16, bfloat16 or float32, sizes
-  that are known when the function is traced, tilings of both passes that fit (persistent.planned), and an NVRTC that compiles
-  it.
+  that are known when the function is traced, tilings of both passes that fit with the whole batch (persistent.planned), and
+  an NVRTC that compiles it.
 - They may run here: on a GPU (neither the call's device nor that of the weights is a CPU), the only logical one of its card,
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
@@ -12,7 +12,8 @@
 
 In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) "persistent" is the faster
 one, so no time is estimated here. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes. Two
-directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
+directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes. Batches in slices have none
+either.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.
