@@ -106,7 +106,7 @@ def one_line(error: Exception) -> str:
 
 def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> dict:
     if job["task"] == "matmul":
-        from harness.measure.measurement import matmul_flops
+        from harness.measure.matmul import matmul_flops
 
         runtime = runtimes.make("tensorflow", job["device"], job["precision"], machine.physical_cores())
         return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}

@@ -83,7 +83,7 @@ BENCHMARK = replicas.Benchmark(
 if __name__ == "__main__":
     if "--child" in sys.argv:
         from harness.frameworks import tensorflow
-        from harness.measure import measurement
+        from harness.measure import matmul
         from harness.measure import replicas as measured
         from harness.measure.group import Group
         from harness.run import processes
@@ -92,7 +92,7 @@ if __name__ == "__main__":
         if told.get("row") == "never_starts" and told["replicas"]["rank"] and not (HERE / "repaired").exists():
             time.sleep(600)
         tensorflow.TensorFlowRuntime = lambda *_: None
-        measurement.matmul_flops = lambda *_: 1e9
+        matmul.matmul_flops = lambda *_: 1e9
         measured.ReplicatedMeasurement = lambda job, data, *_: SimpleNamespace(
             data=data, group=Group.of_job(job), gpus=job["replicas"]["gpus"]
         )
