@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, environments, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -61,7 +62,7 @@ def cannot(row, constants):
 
 
 IMPLEMENTATIONS = rows.FIT_TENSORFLOW | {name: rows.FIT[name] for name in ("keras_jax", "keras_jax_loop")}
-ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in IMPLEMENTATIONS.items()}
+ROWS_TABLE = {name: Row.of(row, expected_ops, cannot) for name, row in IMPLEMENTATIONS.items()}
 
 
 def load(c, location):
@@ -165,7 +166,7 @@ LAYOUT = {
     "headline": {"table": 0, "columns": ["test accuracy", "time (s)", "step faster than keras", "ms per step"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("fit",), protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(BIDIRECTIONAL=False),
     published=lambda c, row, mode, device: {}, values=values,

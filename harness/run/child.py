@@ -33,7 +33,7 @@ class ReferenceConstants(SimpleNamespace):
 
 
 def run(benchmark: Any, job_path: str) -> int:
-    """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.run.benchmark.Benchmark."""
+    """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.run.script.Benchmark."""
     job = processes.read_job(job_path)
     result = _points(benchmark, job) if job["task"] == "points" else _result(benchmark, job)
     try:

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from harness.record import machine
-from harness.run import benchmark, replicas
+from harness.run import replicas
+from harness.run.script import Row
 
 # -----
 CONFIG = "small"
@@ -29,7 +30,7 @@ ERRORS = ("outputs", "gradients", "update", "loss", "spread")
 PROOF = {"ok": True, **{f"{name}_err": 1e-6 for name in ERRORS}, "limit": dict.fromkeys(ERRORS, 1e-2),
          "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
 NAMES = ("fine", "killed", "never_starts", "hangs", "hangs_together", "raises", "unproven")
-ROWS_TABLE = {name: benchmark.Row("what it is", lambda c: {}) for name in NAMES}
+ROWS_TABLE = {name: Row("what it is", lambda c: {}) for name in NAMES}
 
 if __name__ == "__main__":
     machine.commit = lambda: {"commit": "c"}
