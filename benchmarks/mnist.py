@@ -119,7 +119,7 @@ def reference(c, digits):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, and train it once from Keras' default initialisation."""
-    from harness.measure import fits
+    from harness.measure import training_proof
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -145,8 +145,8 @@ def run_row(row, c, measurement):
         trial.fit(x[:size], y[:size], -(-batches * c.BATCH_SIZE // size), None, EpochClock())
 
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, TIME_STEPS, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
-    rate = fits.inverse_time(c.LEARNING_RATE, c.DECAY)
-    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, {"val_acc": test}, rate)
+    rate = training_proof.inverse_time(c.LEARNING_RATE, c.DECAY)
+    plan = training_proof.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, {"val_acc": test}, rate)
     return measurement.fit(
         trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="images/s"
     )  # fmt: skip

@@ -144,7 +144,7 @@ def run_row(row, c, measurement):
 def schedule_of(c, text):
     """What `train` has to do, for the proof."""
     from harness.data.batches import language_model_batches, language_model_tail
-    from harness.measure import fits
+    from harness.measure import training_proof
     from models.weights import canonical
 
     def pieces(tokens, limit, batch_size):
@@ -154,9 +154,9 @@ def schedule_of(c, text):
     rest = language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
     test = [*zip(*pieces(text.test, c.EVAL_WORDS, 1), strict=True), *([rest] if rest[0].size else [])]
     valid = list(zip(*pieces(text.valid, c.EVAL_WORDS, c.BATCH_SIZE), strict=True))
-    rates = fits.flat_then_decaying(c.LEARNING_RATE, c.EPOCHS, c.FLAT_EPOCHS, c.LR_DECAY)
+    rates = training_proof.flat_then_decaying(c.LEARNING_RATE, c.EPOCHS, c.FLAT_EPOCHS, c.LR_DECAY)
     texts = {"valid": (valid, zero[c.BATCH_SIZE]), "test": (test, zero[1])}
-    return fits.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
+    return training_proof.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
 
 
 def train(c, model, text, timed):

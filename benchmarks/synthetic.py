@@ -105,7 +105,7 @@ def reference(c, sequences):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, train it once, test it with training=False."""
-    from harness.measure import fits
+    from harness.measure import training_proof
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -133,8 +133,8 @@ def run_row(row, c, measurement):
     directions = 1 + c.BIDIRECTIONAL
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
     scored = {"val_acc": (sequences.x_valid, sequences.y_valid), "test_acc": (sequences.x_test, sequences.y_test)}
-    rate = fits.inverse_time(c.LEARNING_RATE)
-    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, scored, rate)
+    rate = training_proof.inverse_time(c.LEARNING_RATE)
+    plan = training_proof.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, scored, rate)
     return measurement.fit(
         trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="sequences/s"
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.measure import clocks, fits, latency
+from harness.measure import clocks, latency, training_proof
 from harness.measure.proof import TO_HOST_LIMIT, UPDATE_STEPS, Proof
 from harness.measure.row_process import UTILISATION_S, RowProcess, digest, noted
 
@@ -20,10 +20,10 @@ class FitMeasurement(RowProcess):
     def fit(
         self,
         trial: Any,
-        train: Callable[[Any, fits.Plan], Mapping[str, Any]],
+        train: Callable[[Any, training_proof.Plan], Mapping[str, Any]],
         train_on: Callable[[int], Any],
         *,
-        plan: fits.Plan,
+        plan: training_proof.Plan,
         batch_size: int,
         flops: int,
         unit: str,
@@ -36,7 +36,7 @@ class FitMeasurement(RowProcess):
                 counts how often a step was traced, and its `inputs` and `labels` are what those steps are handed.
             train: given a clocks.EpochClock to feed and a plan, runs that training; returns {"losses": per epoch,
                 "accuracy": {…}, "epoch_accuracy": {"acc", "val_acc": per epoch}}.
-            plan: of the timed training; what ran is held to it, and `train` runs a small one of harness.measure.fits before.
+            plan: of the timed training; what ran is held to it, and `train` runs a small one of training_proof.py before.
             train_on: runs `fit` on that many batches; GPU utilisation is sampled beside it, after everything that is timed.
         """
         self._phases.over("model")
@@ -60,9 +60,9 @@ class FitMeasurement(RowProcess):
             proof.what_ran(profile, self.kernel.of_mode("fit", trial), self.device)
             self._prove_dropout(trial, proof, profile["ops"], UPDATE_STEPS)
             proof.callable(trial.graph_mismatch())
-            told = fits.tells_steps(self.precision, batch_size)
+            told = training_proof.tells_steps(self.precision, batch_size)
             if not self.process and not proof.failures and told:
-                proof.whole_training(fits.differs_in_an_epoch(trial, train, plan, batch_size))
+                proof.whole_training(training_proof.differs_in_an_epoch(trial, train, plan, batch_size))
         part: dict[str, Any] = {"first_call_s": first_call_s, "flops_per_batch": flops}
         self._phases.over("proof")
         if not proof.failures:
@@ -77,11 +77,13 @@ class FitMeasurement(RowProcess):
             self._phases.over("waiting")
             with self._turns.device():
                 self._phases.over("waiting")
-                proof.whole_training(fits.differs_in_counts(trial, result, clock, plan, batch_size))
+                proof.whole_training(training_proof.differs_in_counts(trial, result, clock, plan, batch_size))
                 if not self.process:
                     found = result["accuracy"]
-                    proof.whole_training(fits.differs_in_accuracy(trial, found, plan, proof.limit, batch_size))
-                    proof.whole_training(fits.differs_in_rate(trial, plan))
+                    proof.whole_training(
+                        training_proof.differs_in_accuracy(trial, found, plan, proof.limit, batch_size)
+                    )
+                    proof.whole_training(training_proof.differs_in_rate(trial, plan))
                     self._phases.over("proof: after")
             result = {name: value for name, value in result.items() if name != "epoch_accuracy"}
             if trial.traces != proven:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.measure import clocks, fits, latency
+from harness.measure import clocks, latency, training_proof
 from harness.measure.row_process import digest, noted
 from harness.measure.steps import StepMeasurement
 
@@ -14,7 +14,7 @@ class TrainingMeasurement(StepMeasurement):
     """The way of such a row."""
 
     def training(
-        self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: fits.Schedule
+        self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: training_proof.Schedule
     ) -> dict[str, dict]:
         """Prove a trial step by step, then run a whole training of its own once (perplexity).
 
@@ -35,11 +35,14 @@ class TrainingMeasurement(StepMeasurement):
             self._start = digest(trial.weights())
             proof, _ = self._prove(trial, "train")
             if not proof.failures:
-                proof.whole_training(fits.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit))
+                proof.whole_training(
+                    training_proof.differs_in_step(trial, self.reference["gradients"], schedule, proof.limit)
+                )
         part: dict[str, Any] = {"first_call_s": first_call_s}
         if not proof.failures:
             self.runtime.reset_memory_peak()
-            with fits.Watched(trial) as watched, self._turns.timed():  # of all rows, since it costs each step a little
+            # All rows are watched, since that costs each step a little.
+            with training_proof.Watched(trial) as watched, self._turns.timed():
 
                 def timed(function):
                     return clocks.seconds_of(function, self.runtime.sync)
@@ -49,8 +52,10 @@ class TrainingMeasurement(StepMeasurement):
                 self._phases.over("timed")
             memory, result = self._memory(), dict(result)
             watched.read(self.runtime.to_numpy)
-            proof.whole_training(fits.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy))
-            proof.whole_training(fits.differs_in_perplexity(trial, result, schedule, proof.limit))
+            proof.whole_training(
+                training_proof.differs_in_schedule(watched, result, schedule, proof.limit, trial.numpy)
+            )
+            proof.whole_training(training_proof.differs_in_perplexity(trial, result, schedule, proof.limit))
             batches = result.pop("batches_per_epoch")
             if not np.isfinite([*result["losses"], *result["perplexity"].values()]).all():
                 proof.failures["loss"] = "NaN or infinite loss in the training"

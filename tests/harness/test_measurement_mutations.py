@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, fit, fits, latency, measurement, references, requests, row_process, steps, training
+from harness.measure import (
+    clocks,
+    fit,
+    latency,
+    measurement,
+    references,
+    requests,
+    row_process,
+    steps,
+    training,
+    training_proof,
+)
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from harness.record import machine
 from tests.harness import mutants
@@ -249,8 +260,8 @@ def parts(tmp_path, monkeypatch):
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
-        for check in (name for name in vars(fits) if name.startswith("differs_in_")):
-            monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
+        for check in (name for name in vars(training_proof) if name.startswith("differs_in_")):
+            monkeypatch.setattr(training_proof, check, lambda *_, check=check: trial.differs.get(check, ""))
         process = {**job, "process": int(way == "later")}
         row_process = module.Measurement(process, SimpleNamespace(facts={}), {**EXPECTED_OPS, **expected_ops})
         if trial.reference is not REFERENCE:  # of another case
@@ -272,7 +283,7 @@ def parts(tmp_path, monkeypatch):
                     "batches_per_epoch": 2, "items_per_batch": 4, "unit": "words/s"}  # fmt: skip
 
         if way == "fit":
-            plan = fits.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
+            plan = training_proof.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
             about = dict(plan=plan, batch_size=4, flops=1, unit="images/s")
             return row_process.fit(trial, train_keras, None, **about)
         return row_process.training(trial, train_once, None)
