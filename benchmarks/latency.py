@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark, points, sizes
+from harness.run import points, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 
 # fmt: off
@@ -78,7 +79,7 @@ def cannot(row, constants):
     return ""
 
 
-ROWS_TABLE = {name: benchmark.Row.of(row, cannot=cannot) for name, row in rows.SERVERS.items()}
+ROWS_TABLE = {name: Row.of(row, cannot=cannot) for name, row in rows.SERVERS.items()}
 
 
 def load(c, location):
@@ -176,7 +177,7 @@ LAYOUT = {
     ],
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]), modes=lambda flags: ("request",),
     published=lambda c, row, mode, device: {}, protocol=protocol,

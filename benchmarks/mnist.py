@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, environments, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -72,7 +73,7 @@ def cannot(row, constants):
     return environments.lacks(row.framework, row.arguments.get("keras_folder"), "requirements-jax-keras-nightly.txt")
 
 
-ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in rows.FIT.items()}
+ROWS_TABLE = {name: Row.of(row, expected_ops, cannot) for name, row in rows.FIT.items()}
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["mnist"]
 
 
@@ -118,7 +119,7 @@ def reference(c, digits):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, and train it once from Keras' default initialisation."""
-    from harness.measure import fits
+    from harness.measure import training_proof
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -144,8 +145,8 @@ def run_row(row, c, measurement):
         trial.fit(x[:size], y[:size], -(-batches * c.BATCH_SIZE // size), None, EpochClock())
 
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, TIME_STEPS, 28, c.UNITS, c.NUM_LAYERS, (c.DENSE_UNITS, 10))
-    rate = fits.inverse_time(c.LEARNING_RATE, c.DECAY)
-    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, {"val_acc": test}, rate)
+    rate = training_proof.inverse_time(c.LEARNING_RATE, c.DECAY)
+    plan = training_proof.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, {"val_acc": test}, rate)
     return measurement.fit(
         trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="images/s"
     )  # fmt: skip
@@ -198,7 +199,7 @@ LAYOUT = {
                                          "K80, published (s)", "P100, published (s)"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("fit",), published=published, values=lambda c: sizes.stack_values(c, TIME_STEPS),
     impossible=lambda c: sizes.too_few("images", c, c["BATCH_SIZE"], sizes.MNIST_IMAGES, ("BATCH_SIZE",)),

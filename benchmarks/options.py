@@ -15,6 +15,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, together
+from harness.run.script import Benchmark, Row
 from models.keras.options import OPTIONS
 
 # fmt: off
@@ -49,7 +50,7 @@ MIN_BLOCK_S = 0.05          # s; a block is the multiple of TIMED_BATCHES that f
 # fmt: on
 
 ROWS_TABLE = {
-    name: benchmark.Row(option.what, lambda c: {}, precisions=("fp32", "tf32"), ours=option.ours)
+    name: Row(option.what, lambda c: {}, precisions=("fp32", "tf32"), ours=option.ours)
     for name, option in OPTIONS.items()
 }
 
@@ -108,7 +109,7 @@ LAYOUT = {
     ],
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("train", "forward"), published=lambda c, row, mode, device: {}, impossible=impossible,
     values=lambda c: 2 * (c["BATCH_SIZE"] * c["TIME_STEPS"] * c["UNITS"] + 8 * c["UNITS"] ** 2), protocol=lambda c: {},

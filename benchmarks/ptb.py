@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -78,7 +79,7 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # Other ways to run the same cells, which stacked_lm.py compares.
 LEFT_OUT = ("eager", "unrolled", "static_eager", "keras_cudnn_eager", "cudnn_stack_xla")
 IMPLEMENTATIONS = {name: row for name, row in rows.LANGUAGE_MODEL.items() if name not in LEFT_OUT}
-ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in IMPLEMENTATIONS.items()}
+ROWS_TABLE = {name: Row.of(row) for name, row in IMPLEMENTATIONS.items()}
 OURS = rows.ours(IMPLEMENTATIONS)
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["ptb"]
 
@@ -143,7 +144,7 @@ def run_row(row, c, measurement):
 def schedule_of(c, text):
     """What `train` has to do, for the proof."""
     from harness.data.batches import language_model_batches, language_model_tail
-    from harness.measure import fits
+    from harness.measure import training_proof
     from models.weights import canonical
 
     def pieces(tokens, limit, batch_size):
@@ -153,9 +154,9 @@ def schedule_of(c, text):
     rest = language_model_tail(words(c, text.test, c.EVAL_WORDS), 1, c.TIME_STEPS)
     test = [*zip(*pieces(text.test, c.EVAL_WORDS, 1), strict=True), *([rest] if rest[0].size else [])]
     valid = list(zip(*pieces(text.valid, c.EVAL_WORDS, c.BATCH_SIZE), strict=True))
-    rates = fits.flat_then_decaying(c.LEARNING_RATE, c.EPOCHS, c.FLAT_EPOCHS, c.LR_DECAY)
+    rates = training_proof.flat_then_decaying(c.LEARNING_RATE, c.EPOCHS, c.FLAT_EPOCHS, c.LR_DECAY)
     texts = {"valid": (valid, zero[c.BATCH_SIZE]), "test": (test, zero[1])}
-    return fits.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
+    return training_proof.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
 
 
 def train(c, model, text, timed):
@@ -252,7 +253,7 @@ LAYOUT = {
                                          "ms per batch", "P40, published (words/s)"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     flags={"train": "run the config's whole schedule and report perplexity instead of speed"},
     modes=lambda flags: ("fit",) if "train" in flags else tuple(MODES), published=published,

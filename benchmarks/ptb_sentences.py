@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -82,10 +83,10 @@ def of_way(row):
     """The row of a way to pad."""
     what = WAYS[row][0]
     if row not in WAVEFRONT:
-        return benchmark.Row(
+        return Row(
             f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
         )
-    found = benchmark.Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
+    found = Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
     return found._replace(what=f"WavefrontLSTM, {what}")
 
 
@@ -186,7 +187,7 @@ LAYOUT = {
     "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     values=lambda c: sizes.language_model_values(c, 1), impossible=impossible,
     modes=lambda flags: ("train",), published=lambda c, row, mode, device: {},

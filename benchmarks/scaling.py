@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.run import benchmark, sizes, sweep
+from harness.run import sizes, sweep
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -55,7 +56,7 @@ IMPLEMENTATIONS = {
     name: rows.LANGUAGE_MODEL[name]
     for name in ("cudnn_stack", "torch_lstm", "torch_lstm_graph", "cudnn_best", "jax_scan", *OURS)
 }
-ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in IMPLEMENTATIONS.items()}
+ROWS_TABLE = {name: Row.of(row) for name, row in IMPLEMENTATIONS.items()}
 
 
 def load(c, location):
@@ -115,7 +116,7 @@ LAYOUT = {
     ],
 }
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     impossible=sizes.words_too_few, values=lambda c: sizes.stack_values(c, c["TIME_STEPS"]),
     modes=lambda flags: ("stack",), published=lambda c, row, mode, device: {}, protocol=lambda c: {},

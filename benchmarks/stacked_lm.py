@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.run import benchmark, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -54,7 +55,7 @@ STAGED_BATCHES = 8          # batches on the device, taken in turn
 # ---------------------------------------------------------------------------
 # fmt: on
 
-ROWS_TABLE = {name: benchmark.Row.of(row) for name, row in rows.LANGUAGE_MODEL.items()}
+ROWS_TABLE = {name: Row.of(row) for name, row in rows.LANGUAGE_MODEL.items()}
 OURS = rows.ours(rows.LANGUAGE_MODEL)
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())["stacked_lm"]
 
@@ -161,7 +162,7 @@ LAYOUT = {
                                          "published sequences/s"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: tuple(MODES), published=published, impossible=sizes.words_too_few,
     values=lambda c: sizes.language_model_values(c, c["TIME_STEPS"]),

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.errors import UserError
 from harness.run import benchmark, environments, sizes
+from harness.run.script import Benchmark, Row
 from models import rows
 from models.reference import flops
 
@@ -61,7 +62,7 @@ def cannot(row, constants):
 
 
 IMPLEMENTATIONS = rows.FIT_TENSORFLOW | {name: rows.FIT[name] for name in ("keras_jax", "keras_jax_loop")}
-ROWS_TABLE = {name: benchmark.Row.of(row, expected_ops, cannot) for name, row in IMPLEMENTATIONS.items()}
+ROWS_TABLE = {name: Row.of(row, expected_ops, cannot) for name, row in IMPLEMENTATIONS.items()}
 
 
 def load(c, location):
@@ -104,7 +105,7 @@ def reference(c, sequences):
 
 def run_row(row, c, measurement):
     """Build the row's model, prove it, train it once, test it with training=False."""
-    from harness.measure import fits
+    from harness.measure import training_proof
     from harness.measure.clocks import EpochClock
     from models.weights import canonical
 
@@ -132,8 +133,8 @@ def run_row(row, c, measurement):
     directions = 1 + c.BIDIRECTIONAL
     of_step = 3 * flops.classifier_flops(c.BATCH_SIZE, c.TIME_STEPS, 2, c.UNITS, c.NUM_LAYERS, (2,), directions)
     scored = {"val_acc": (sequences.x_valid, sequences.y_valid), "test_acc": (sequences.x_test, sequences.y_test)}
-    rate = fits.inverse_time(c.LEARNING_RATE)
-    plan = fits.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, scored, rate)
+    rate = training_proof.inverse_time(c.LEARNING_RATE)
+    plan = training_proof.Plan(canonical.keras_default(shapes, c.SEED), x, y, c.EPOCHS, scored, rate)
     return measurement.fit(
         trial, train, train_on, plan=plan, batch_size=c.BATCH_SIZE, flops=of_step, unit="sequences/s"
     )  # fmt: skip
@@ -165,7 +166,7 @@ LAYOUT = {
     "headline": {"table": 0, "columns": ["test accuracy", "time (s)", "step faster than keras", "ms per step"]},
 }  # fmt: skip
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row, layout=LAYOUT,
     modes=lambda flags: ("fit",), protocol=lambda c: CONFIGS[c["CONFIG"]] | dict(BIDIRECTIONAL=False),
     published=lambda c, row, mode, device: {}, values=values,

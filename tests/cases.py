@@ -11,8 +11,10 @@ import numpy as np
 from harness.frameworks import runtimes
 from harness.frameworks.tensorflow import TensorFlowRuntime
 from harness.measure import clocks, host_reads
-from harness.measure.measurement import Measurement, handed_to_fit, timed_of
+from harness.measure.fit import handed_to_fit
+from harness.measure.measurement import Measurement
 from harness.measure.proof import CURVE_STEPS, LIMITS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel, Proof
+from harness.measure.steps import timed_of
 from models import rows
 from models.reference import expected
 from models.reference.networks import SGD, Adam
@@ -120,7 +122,7 @@ def kernel_of(row: str) -> Kernel:
 
 
 def prove(trial, mode: str, label: str, reference: Mapping, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
-    """The proof of one mode, in the order in which harness.measure.measurement goes through it."""
+    """The proof of one mode, in the order in which harness.measure.steps goes through it."""
     proof = Proof(label)
     trial.restore()
     step, batches = timed_of(trial, mode)
@@ -199,7 +201,7 @@ def assert_outputs_are_of(precision: str, trial) -> None:
 
 
 def prove_fit(trial, label: str, kernel: Kernel, runtime: TensorFlowRuntime) -> Proof:
-    """The proof of a trial whose steps run inside `fit`, in the order of harness.measure.measurement."""
+    """The proof of a trial whose steps run inside `fit`, in the order of harness.measure.fit."""
     trial.train_steps(1)
     proof = Proof(label)
     trial.restore()

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from harness.run import benchmark, child  # noqa: E402
+from harness.run import child, references  # noqa: E402
+from harness.run.parent import Parent  # noqa: E402
 
 SCRIPTS = ("ptb", "ptb_sentences", "stacked_lm", "mnist", "synthetic", "scaling")
 DATA = ("embedded", "real")
@@ -86,13 +87,13 @@ def arguments(script: str, seed: int, sizes: str) -> list[str]:
     return [f"--seed={seed}", "--quick", "--device=cpu", *brief, *SIZES[sizes].get(script, [])]
 
 
-def parent_of(script: str, seed: int, sizes: str) -> benchmark.Parent:
+def parent_of(script: str, seed: int, sizes: str) -> Parent:
     """What the script's own parent process knows: its constants and rows."""
     path = PROJECT / "benchmarks" / f"{script}.py"
     spec = importlib.util.spec_from_file_location(script, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return benchmark.Parent(module.BENCHMARK, arguments(script, seed, sizes))
+    return Parent(module.BENCHMARK, arguments(script, seed, sizes))
 
 
 def plan(seeds: int, scripts: list[str], rows: set[str], sizes: str, data: list[str]) -> list[Run]:
@@ -135,7 +136,7 @@ def work(path: Path, out: Path, data: str) -> None:
         note(out, run, status="started")
         parent = parent_of(run.script, run.seed, run.sizes)
         source = "embedded" if run.data == "embedded" else data
-        content = [benchmark._digest_of(Path(parent.benchmark.script)), run.script, run.data, run.seed, run.sizes]
+        content = [references.code_digest(Path(parent.benchmark.script)), run.script, run.data, run.seed, run.sizes]
         name = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
         reference = out / "references" / f"{run.script}.{name}.npz"
         parent.constants["PRECISION"] = run.precision

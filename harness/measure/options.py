@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from harness.measure import clocks
-from harness.measure.measurement import Measurement
 from harness.measure.proof import COARSE, UPDATE_STEPS, WIDEST, Kernel, Limit, Proof, max_error, norm_error, worst
+from harness.measure.row_process import RowProcess
 
 MODES = ("train", "forward")
 ERROR = "error"
@@ -52,7 +52,7 @@ def first_line(error: BaseException) -> str:
     return f"{kind}: {text}"[:LONGEST].rstrip(": ")
 
 
-class OptionMeasurement(Measurement):
+class OptionMeasurement(RowProcess):
     """The way of such a row."""
 
     def option(self, make: Callable[[], Any], layers: Any) -> dict[str, dict]:

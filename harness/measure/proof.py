@@ -13,7 +13,7 @@ states, on the same bytes:
     clock       how long the device went on after the clock of a block had stopped, and whether a thread of Python did
     clipping    a step on each side of the bound of the gradients' norm        length along the reference's
 
-What is held after timing, in whole trainings and of dropout: after_blocks.py, fits.py and dropout.py of this folder.
+What is held after timing, in whole trainings and of dropout: after_blocks.py, training_proof.py and dropout.py of this folder.
 
 The update is measured in the 2-norm because Adam divides every gradient by its own magnitude: where a gradient is smaller than
 the rounding of the precision its sign is noise, and one such element alone would fill the maximum norm. A layer that is
@@ -422,7 +422,7 @@ class Proof:
             self.failures.setdefault("callable", mismatch)
 
     def whole_training(self, differs: str) -> None:
-        """Fail where a whole training is not the configured one, and `differs` says how (harness.measure.fits)."""
+        """Fail where a whole training is not the configured one, and `differs` says how (harness.measure.training_proof)."""
         if differs:
             self.failures.setdefault("training", differs)
 

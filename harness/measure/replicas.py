@@ -1,4 +1,4 @@
-"""A row whose replicas train together: every worker goes through the way of one row (measurement.py), in step with all others.
+"""A row whose replicas train together: every worker goes through the way of a row (steps.py), in step with all others.
 
 What a worker decides by its own clock all of them have to decide alike, or they wait for each other for ever. So the first
 worker's times count; a row fails in all workers where it fails in one; and a block took as long as it did where it took longest.
@@ -14,12 +14,13 @@ from harness.frameworks import cuda_libraries
 from harness.frameworks.profiles import ALL_REDUCE, COMMUNICATION
 from harness.measure.beats import STEPS, WORKS
 from harness.measure.group import Group
-from harness.measure.measurement import Measurement, digest
 from harness.measure.proof import Proof
+from harness.measure.row_process import digest
+from harness.measure.steps import StepMeasurement
 from harness.record import machine
 
 
-class ReplicatedMeasurement(Measurement):
+class ReplicatedMeasurement(StepMeasurement):
     """The same for replicas.
 
     Attributes:
@@ -34,7 +35,7 @@ class ReplicatedMeasurement(Measurement):
         getattr(self.runtime, "over_all_devices", lambda: None)()  # of one process that has several
 
     def steps(self, trial: Any, *arguments: Any) -> dict[str, dict]:
-        """As of Measurement, of one mode, "train"; the part says what the replicas are."""
+        """As of StepMeasurement, of one mode, "train"; the part says what the replicas are."""
         self.group.at(WORKS)
         parts = super().steps(trial, *arguments, details=False)
         for part in parts.values():

@@ -14,7 +14,7 @@ from typing import Any
 from harness.record import settings
 
 _TIMED = ("outputs", "loss", "spread")
-NEEDED = {  # by mode: the errors that its proof has (harness/measure/measurement.py)
+NEEDED = {  # by mode: the errors that its proof has (harness/measure: steps.py, fit.py, training.py, requests.py)
     "fit": ("outputs", "gradients", "update", "loss"),
     "train": (*_TIMED, "gradients", "update"),
     "forward": _TIMED,

@@ -188,7 +188,7 @@ def picture_of(layout: Mapping, index: int, group: Group) -> str:
 
 
 def _departs(record: Mapping) -> bool:
-    """Whether published figures do not stand beside a record: as harness.run.benchmark decides for the row's own."""
+    """Whether published figures do not stand beside a record: as harness.run.parent decides for the row's own."""
     noted = any(note.startswith(schema.DEPARTS) for note in record["notes"])
     return noted or is_embedded(record) or record["precision"] in schema.SIXTEEN_BITS
 

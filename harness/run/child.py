@@ -33,7 +33,7 @@ class ReferenceConstants(SimpleNamespace):
 
 
 def run(benchmark: Any, job_path: str) -> int:
-    """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.run.benchmark.Benchmark."""
+    """Do the job and write its result, or the one-line reason why there is none. `benchmark`: harness.run.script.Benchmark."""
     job = processes.read_job(job_path)
     result = _points(benchmark, job) if job["task"] == "points" else _result(benchmark, job)
     try:
@@ -106,7 +106,7 @@ def one_line(error: Exception) -> str:
 
 def _do(benchmark: Any, job: Mapping[str, Any], constants: SimpleNamespace) -> dict:
     if job["task"] == "matmul":
-        from harness.measure.measurement import matmul_flops
+        from harness.measure.matmul import matmul_flops
 
         runtime = runtimes.make("tensorflow", job["device"], job["precision"], machine.physical_cores())
         return {"flops": matmul_flops(runtime, *MATMUL[job["device"]])}

@@ -43,7 +43,7 @@ class Estimate:
         return own.get(row, own.get(framework, UNKNOWN_S))
 
     def rows_of(self, script: str, plan: Mapping[str, Any]) -> tuple[float, int]:
-        """(seconds, processes) of one start of a script; plan: harness.run.benchmark.Parent.plan. A point counts as a process."""
+        """(seconds, processes) of one start of a script; plan: harness.run.parent.Parent.plan. A point counts as a process."""
         seconds = [self.process_s(script, row, framework) for row, framework in plan["rows"].items()]
         counts = [processes_of(one, plan["processes"], plan["budget_s"]) for one in seconds]
         total = sum(one * _as_first(count) for one, count in zip(seconds, counts, strict=True))

@@ -167,7 +167,7 @@ def list_rows(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def plans(folder: Path, jobs: Sequence[Job], common: Sequence[str]) -> list[dict]:
-    """What each job would run (harness.run.benchmark.Parent.plan). Raises UserError for what its script would refuse."""
+    """What each job would run (harness.run.parent.Parent.plan). Raises UserError for what its script would refuse."""
     return [
         json.loads(answer) for answer in _ask(folder, [[job.name, "--plan", *job.arguments, *common] for job in jobs])
     ]

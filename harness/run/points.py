@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from harness.errors import UserError
 from harness.run import benchmark, sweep
 from harness.run.limits import LIMITS
+from harness.run.script import Benchmark
 
 
-def main(script: benchmark.Benchmark, argv: Sequence[str] | None = None) -> int:
+def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:
     """As harness.run.benchmark.main."""
     return benchmark.main(script, argv, Points)
 

@@ -46,6 +46,11 @@ class Outcome(NamedTuple):
     log: str = ""  # as a reader of the run's folder finds it, such as logs/ptb.small.keras.cpu.fp32.log
     note: str = ""
 
+    def found_no_memory(self) -> bool:
+        """Whether it failed for want of memory, of the device or of the host."""
+        reasons = [self.reason, *(part.get("reason", "") for part in (self.result or {}).values())]
+        return any("out of memory" in reason or "out of host memory" in reason for reason in reasons)
+
 
 class Work(NamedTuple):
     """One child process to be: `child`, the arguments of Child, and `ended`, who is told what became of it."""

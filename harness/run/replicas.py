@@ -13,14 +13,15 @@ from typing import Any
 from harness.errors import UserError
 from harness.record import machine
 from harness.record.frameworks import FRAMEWORKS
-from harness.run import benchmark, processes, progress, sweep, workers
+from harness.run import benchmark, processes, progress, script, sweep, workers
+from harness.run.references import References
 
 SCALINGS = ("weak", "strong")
 MOST = 64  # devices
 
 
 @dataclass
-class Benchmark(benchmark.Benchmark):
+class Benchmark(script.Benchmark):
     """A benchmark script of such rows.
 
     Attributes:
@@ -106,7 +107,7 @@ class Parent(sweep.Sweep):
             )
             for _, point in wanted:
                 point.parent._matmul_found = self._matmul()
-            references = benchmark.References({point.name: point.parent for _, point in wanted}.values(), bar)
+            references = References({point.name: point.parent for _, point in wanted}.values(), bar)
             processes.run_together(references.next_work)
             number = 0
             while wanted:  # rows in turn, A B C A B C
@@ -142,10 +143,10 @@ def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:
     return benchmark.main(script, argv, Parent)
 
 
-def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row, constants: "") -> benchmark.Row:
+def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row, constants: "") -> script.Row:
     """The row of such a benchmark from one of models/rows.py's REPLICATED."""
     single = made.row
-    return benchmark.Row(
+    return script.Row(
         made.what,
         lambda c: made.expected_ops(c.NUM_LAYERS, c.TIME_STEPS, c.DEVICE, c.REPLICAS),
         single.needs_gpu,

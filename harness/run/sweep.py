@@ -20,9 +20,12 @@ from typing import Any
 from harness.errors import UserError
 from harness.run import benchmark, processes, progress
 from harness.run.options import Header
+from harness.run.parent import Parent
+from harness.run.references import References
+from harness.run.script import Benchmark
 
 
-def main(script: benchmark.Benchmark, argv: Sequence[str] | None = None) -> int:
+def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:
     """As harness.run.benchmark.main."""
     return benchmark.main(script, argv, Sweep)
 
@@ -82,10 +85,10 @@ class SweptRow:
         return self.rest
 
 
-class Sweep(benchmark.Parent):
+class Sweep(Parent):
     """Runs each row at all points. Itself at the centre."""
 
-    def __init__(self, script: benchmark.Benchmark, argv: Sequence[str]) -> None:
+    def __init__(self, script: Benchmark, argv: Sequence[str]) -> None:
         super().__init__(script, argv)
         if not {"help", "list"} & self.flags:
             self.shapes = self._shapes()
@@ -120,10 +123,10 @@ class Sweep(benchmark.Parent):
         return [self._at(name).constants for name in self.shapes]
 
     def _names(self) -> set[str]:
-        return {name for point in map(self._at, self.shapes) for name in benchmark.Parent._names(point)}
+        return {name for point in map(self._at, self.shapes) for name in Parent._names(point)}
 
     def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
-        found = (benchmark.Parent._contradicts(self._at(name), out, replaced) for name in self.shapes)
+        found = (Parent._contradicts(self._at(name), out, replaced) for name in self.shapes)
         return next(filter(None, found), "")
 
     def _run_rows(self) -> None:
@@ -141,7 +144,7 @@ class Sweep(benchmark.Parent):
             )
             waiting = [row for row in rows if row.points]
             alone: list[SweptRow] = []  # rows that found too little memory beside others
-            references = benchmark.References({point.name: point.parent for _, point in every}.values(), bar)
+            references = References({point.name: point.parent for _, point in every}.values(), bar)
 
             def keep(row: SweptRow, point: Point, outcome: processes.Outcome) -> None:
                 point.spent_s += outcome.seconds
@@ -183,14 +186,14 @@ class Sweep(benchmark.Parent):
         def watch(handed: Sequence[Mapping]) -> None:
             for point, result in list(zip(points, handed, strict=False))[len(seconds) :]:
                 outcome = processes.Outcome(result["modes"], "", result["seconds"], log)
-                if alone is not None and benchmark.found_no_memory(outcome):
+                if alone is not None and outcome.found_no_memory():
                     alone.append(row)
                     return
                 seconds.append(result["seconds"])
                 keep(row, point, outcome)
 
         def ended(outcome: processes.Outcome) -> None:
-            if alone is not None and benchmark.found_no_memory(outcome) and row not in alone:
+            if alone is not None and outcome.found_no_memory() and row not in alone:
                 alone.append(row)
             if alone is not None and row in alone:
                 return

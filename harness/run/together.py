@@ -7,10 +7,11 @@ that changes its process, such as op determinism, has one of its own.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.run import benchmark, processes, progress
+from harness.run import processes, progress
+from harness.run.parent import Parent
 
 
-class Together(benchmark.Parent):
+class Together(Parent):
     """Runs its rows one after another, `alone` those that have a process of their own."""
 
     alone: Collection[str] = ()

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness.record import machine
 from harness.run import benchmark, processes
+from harness.run.script import Benchmark, Row
 
 # -----
 CONFIG = "small"
@@ -132,13 +133,13 @@ def run_row(row, c, measurement):
     return {"forward": part}
 
 
-def row_of(name: str, size: float) -> benchmark.Row:
+def row_of(name: str, size: float) -> Row:
     if name.startswith("lstm"):
-        return benchmark.Row(f"NumPy, {size:g} times UNITS", lambda c: {})
-    return benchmark.Row(f"PyTorch's nn.LSTM, {size:g} times UNITS", lambda c: {}, framework="torch")
+        return Row(f"NumPy, {size:g} times UNITS", lambda c: {})
+    return Row(f"PyTorch's nn.LSTM, {size:g} times UNITS", lambda c: {}, framework="torch")
 
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__,
     doc=__doc__,
     rows={name: row_of(name, size) for name, size in SIZES.items()},
@@ -162,9 +163,9 @@ if __name__ == "__main__":
         os.sched_setaffinity(0, set(map(int, cores.split(","))))
     if "--child" in sys.argv:  # TensorFlow is not started, and nothing proven
         from harness.frameworks import tensorflow
-        from harness.measure import measurement
+        from harness.measure import matmul, measurement
 
-        measurement.matmul_flops = lambda *_: 1e9
+        matmul.matmul_flops = lambda *_: 1e9
         measurement.Measurement = lambda job, data, *_: SimpleNamespace(
             process=job["process"], device=job["device"], precision=job["precision"], data=data
         )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from harness.record import machine
 from harness.run import benchmark
+from harness.run.script import Benchmark, Row
 
 # -----
 CONFIG = "small"
@@ -29,7 +30,7 @@ ERRORS = ("outputs", "gradients", "update", "loss", "spread")
 PROOF = {"ok": True, **{f"{name}_err": 1e-6 for name in ERRORS}, "limit": dict.fromkeys(ERRORS, 1e-2),
          "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
 ROWS_TABLE = {
-    name: benchmark.Row(
+    name: Row(
         "what it is",
         lambda c: {},
         needs_gpu=name == "needs_gpu",
@@ -113,7 +114,7 @@ def run_row(row, c, measurement):
     return parts
 
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__,
     doc=__doc__,
     rows=ROWS_TABLE,
@@ -136,8 +137,8 @@ BENCHMARK = benchmark.Benchmark(
 if __name__ == "__main__":
     if "--child" in sys.argv:  # in place of what imports TensorFlow, and NumPy, which takes as long as all the rest
         sys.modules["harness.frameworks.tensorflow"] = SimpleNamespace(TensorFlowRuntime=lambda *_: None)
+        sys.modules["harness.measure.matmul"] = SimpleNamespace(matmul_flops=lambda *_: note("matmul") or 1e9)
         sys.modules["harness.measure.measurement"] = SimpleNamespace(
-            matmul_flops=lambda *_: note("matmul") or 1e9,
             Measurement=lambda job, data, _, framework, turns: SimpleNamespace(
                 process=job["process"], data=data, framework=framework, compiled=job["compiled"]
             ),

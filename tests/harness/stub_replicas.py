@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from harness.record import machine
-from harness.run import benchmark, replicas
+from harness.run import replicas
+from harness.run.script import Row
 
 # -----
 CONFIG = "small"
@@ -29,7 +30,7 @@ ERRORS = ("outputs", "gradients", "update", "loss", "spread")
 PROOF = {"ok": True, **{f"{name}_err": 1e-6 for name in ERRORS}, "limit": dict.fromkeys(ERRORS, 1e-2),
          "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
 NAMES = ("fine", "killed", "never_starts", "hangs", "hangs_together", "raises", "unproven")
-ROWS_TABLE = {name: benchmark.Row("what it is", lambda c: {}) for name in NAMES}
+ROWS_TABLE = {name: Row("what it is", lambda c: {}) for name in NAMES}
 
 if __name__ == "__main__":
     machine.commit = lambda: {"commit": "c"}
@@ -83,7 +84,7 @@ BENCHMARK = replicas.Benchmark(
 if __name__ == "__main__":
     if "--child" in sys.argv:
         from harness.frameworks import tensorflow
-        from harness.measure import measurement
+        from harness.measure import matmul
         from harness.measure import replicas as measured
         from harness.measure.group import Group
         from harness.run import processes
@@ -92,7 +93,7 @@ if __name__ == "__main__":
         if told.get("row") == "never_starts" and told["replicas"]["rank"] and not (HERE / "repaired").exists():
             time.sleep(600)
         tensorflow.TensorFlowRuntime = lambda *_: None
-        measurement.matmul_flops = lambda *_: 1e9
+        matmul.matmul_flops = lambda *_: 1e9
         measured.ReplicatedMeasurement = lambda job, data, *_: SimpleNamespace(
             data=data, group=Group.of_job(job), gpus=job["replicas"]["gpus"]
         )

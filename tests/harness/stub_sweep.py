@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from harness.record import machine
-from harness.run import benchmark, sweep
+from harness.run import sweep
+from harness.run.script import Benchmark, Row
 
 # -----
 CONFIG = "centre"
@@ -66,10 +67,10 @@ def run_row(row, c, measurement):
     return {"stack": {**part, "environment": about}}
 
 
-BENCHMARK = benchmark.Benchmark(
+BENCHMARK = Benchmark(
     script=__file__,
     doc=__doc__,
-    rows={name: benchmark.Row("what it is", lambda c: {}, needs_gpu=name == "needs_gpu") for name in NAMES},
+    rows={name: Row("what it is", lambda c: {}, needs_gpu=name == "needs_gpu") for name in NAMES},
     load=lambda c, location: SimpleNamespace(facts={"name": "stub", "source": "real", "sha256": {"file": "00"}}),
     reference=reference,
     run_row=run_row,
@@ -90,8 +91,8 @@ BENCHMARK = benchmark.Benchmark(
 if __name__ == "__main__":
     if "--child" in sys.argv:  # as in stub_benchmark.py
         sys.modules["harness.frameworks.tensorflow"] = SimpleNamespace(TensorFlowRuntime=lambda *_: None)
+        sys.modules["harness.measure.matmul"] = SimpleNamespace(matmul_flops=lambda *_: note("matmul") or 1e9)
         sys.modules["harness.measure.measurement"] = SimpleNamespace(
-            matmul_flops=lambda *_: note("matmul") or 1e9,
             Measurement=lambda job, data, *_: SimpleNamespace(process=job["process"], data=data),
         )
     sys.exit(sweep.main(BENCHMARK))

@@ -14,7 +14,8 @@ import pytest
 
 from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.run import benchmark
+from harness.run import references
+from harness.run.rows_in_turn import RowsInTurn
 from tests import record_cases
 
 
@@ -72,7 +73,7 @@ def test_threads_that_the_suite_sets_are_recorded_as_no_choice_of_the_users(stub
     name = "OPENBLAS_NUM_THREADS"
 
     def child():
-        parent = benchmark.Parent(stub.module.BENCHMARK, stub.arguments("--at-once=2"))
+        parent = RowsInTurn(stub.module.BENCHMARK, stub.arguments("--at-once=2"))
         parent.out = stub.out
         env = {**os.environ, **parent._child("row", row="first")["env"]}
         ask = "from harness.record import machine; print(*machine.VARIABLES)"
@@ -239,7 +240,7 @@ def test_a_reference_that_another_run_has_is_taken_from_there_unless_the_code_di
     (own,), (others,) = ((stub.folder / run).glob("references/*.npz") for run in ("out", "second"))
     assert own.name == others.name and own.read_bytes() == others.read_bytes()
     stub.script.write_text(stub.script.read_text() + "# changed\n")
-    benchmark._digest_of.cache_clear()
+    references.code_digest.cache_clear()
     assert stub.main("--rows=first", f"--out={stub.folder / 'third'}") == 0
     assert stub.starts().count("reference") == 1
 

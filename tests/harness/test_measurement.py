@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.measure import measurement
+from harness.measure import clocks, fit, row_process, steps
 from harness.record import machine, schema
 from tests.record_cases import make
 
@@ -32,13 +32,13 @@ def measured(monkeypatch):
         memory_peak=lambda: happened.append("memory") or 7,
         to_numpy=lambda losses: np.array(losses, float),
     )
-    monkeypatch.setattr(measurement.runtimes, "make", lambda *_: runtime)
-    monkeypatch.setattr(measurement, "load_reference", lambda path: {"forward_losses": [1.0]})
+    monkeypatch.setattr(row_process.runtimes, "make", lambda *_: runtime)
+    monkeypatch.setattr(row_process, "load_reference", lambda path: {"forward_losses": [1.0]})
     monkeypatch.setattr(machine, "gpu_state", lambda: happened.append("state") or {"sm_mhz": 1980, "gpu_processes": 1})
     monkeypatch.setattr(machine, "gpu_memory_used", lambda: 9)
     job = dict(device="gpu", precision="tf32", process=1, matmul_flops=None, reference=__file__, protocol=PROTOCOL)
     expected_ops = dict(ops={}, kernels="")
-    row = measurement.Measurement(job, SimpleNamespace(facts={}), expected_ops)
+    row = steps.StepMeasurement(job, SimpleNamespace(facts={}), expected_ops)
     trial = SimpleNamespace(
         forward=lambda batch: happened.append("step") or 1.0,
         batches=["a", "b"],
@@ -89,14 +89,14 @@ class Entered:
 )
 def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces, compiles, tunes):
     happened = []
-    row = object.__new__(measurement.Measurement)
+    row = object.__new__(steps.StepMeasurement)
     row.runtime, row.process, row.device = SimpleNamespace(sync=lambda: None), 1, "cpu"
     row._turns, row._phases, row._compiles = Entered(happened), Anything(), compiles
     row._reference_path = None
-    monkeypatch.setattr(measurement, "wait_for", lambda _: happened.append("reference"))
-    monkeypatch.setattr(measurement, "load_reference", lambda _: {})
+    monkeypatch.setattr(row_process, "wait_for", lambda _: happened.append("reference"))
+    monkeypatch.setattr(row_process, "load_reference", lambda _: {})
     now = [0.0]
-    monkeypatch.setattr(measurement.clocks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
         row,
         "_prove",
@@ -137,11 +137,11 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
 @pytest.mark.parametrize(("device", "process", "sampled"), [("gpu", 0, True), ("gpu", 1, False), ("cpu", 0, False)])
 def test_utilisation_is_sampled_once_of_the_training_before_anything_is_timed(monkeypatch, device, process, sampled):
     happened = []
-    row = object.__new__(measurement.Measurement)
+    row = object.__new__(steps.StepMeasurement)
     row.runtime, row.process, row.device = SimpleNamespace(sync=lambda: None), process, device
     row._turns, row._phases, row._compiles, row._reference_path = Entered(happened), Anything(), True, None
-    monkeypatch.setattr(measurement, "wait_for", lambda _: None)
-    monkeypatch.setattr(measurement, "load_reference", lambda _: {})
+    monkeypatch.setattr(row_process, "wait_for", lambda _: None)
+    monkeypatch.setattr(row_process, "load_reference", lambda _: {})
     stands_in = {
         "_prove": lambda trial, mode: (SimpleNamespace(failures={}), {}),
         "_time": lambda trial, mode, *_: happened.append(f"time {mode}") or ({"blocks_ms": [1.0]}, 1),
@@ -166,15 +166,15 @@ def test_utilisation_is_sampled_once_of_the_training_before_anything_is_timed(mo
 
 @pytest.mark.parametrize(("whole_s", "much"), [(None, False), (54.0, False), (56.0, True)])
 def test_a_fit_of_which_over_a_tenth_is_no_step_says_so(whole_s, much):
-    clock = measurement.clocks.EpochClock()
+    clock = clocks.EpochClock()
     clock.train_s, clock.validation_s, clock.whole_s = [20.0, 20.0], [5.0, 5.0], whole_s
-    assert measurement.much_around(clock) == much
+    assert fit.much_around(clock) == much
 
 
 def test_what_a_trial_says_of_itself_joins_the_notes_of_its_mode():
     trial = SimpleNamespace(notes=lambda mode: [f"{mode} by A"])
-    assert measurement.noted({"notes": ["10 batches per block"]}, trial, "train") == {
+    assert row_process.noted({"notes": ["10 batches per block"]}, trial, "train") == {
         "notes": ["10 batches per block", "train by A"]
     }
-    assert measurement.noted({}, trial, "fit")["notes"] == ["fit by A"]
-    assert measurement.noted({"unit": "words/s"}, SimpleNamespace(), "train") == {"unit": "words/s", "notes": []}
+    assert row_process.noted({}, trial, "fit")["notes"] == ["fit by A"]
+    assert row_process.noted({"unit": "words/s"}, SimpleNamespace(), "train") == {"unit": "words/s", "notes": []}

@@ -1,5 +1,5 @@
-"""No row is "ok" without its proof: whichever check harness/measure/measurement.py leaves out, a row with "
-"that mistake comes out ok.
+"""No row is "ok" without its proof: whichever check the ways of a row leave out (harness/measure: steps.py, requests.py, fit.py,
+training.py, and what they share, row_process.py), a row with that mistake comes out ok.
 
 The row is proof_cases.FakeRow as a trial of its own framework, which counts no time: a case takes milliseconds.
 """
@@ -9,19 +9,30 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import clocks, fits, latency, measurement, references
+from harness.measure import (
+    clocks,
+    fit,
+    latency,
+    measurement,
+    references,
+    requests,
+    row_process,
+    steps,
+    training,
+    training_proof,
+)
 from harness.measure.proof import CURVE_STEPS, TO_HOST_LIMIT, UPDATE_STEPS, Kernel
 from harness.record import machine
 from tests.harness import mutants
 from tests.harness.proof_cases import PROFILE, REFERENCE, FakeRow
 
-SOURCE = Path(measurement.__file__)
+FILES = (row_process, steps, requests, fit, training, measurement)  # each after those that it imports
 EXPECTED_OPS = {"ops": {r"_?\w*MatMul": 4}, "rest_ops": {"Softmax": 1}}  # a stack alone has no softmax
 WITHOUT_SOFTMAX = {"ops": {"MatMul": 5}, "kernels": {}}
 
@@ -249,8 +260,8 @@ def parts(tmp_path, monkeypatch):
         trial, runtime = Trial(), FakeRuntime()
         plant(trial, runtime)
         monkeypatch.setattr(runtimes, "make", lambda *_: runtime)
-        for check in (name for name in vars(fits) if name.startswith("differs_in_")):
-            monkeypatch.setattr(fits, check, lambda *_, check=check: trial.differs.get(check, ""))
+        for check in (name for name in vars(training_proof) if name.startswith("differs_in_")):
+            monkeypatch.setattr(training_proof, check, lambda *_, check=check: trial.differs.get(check, ""))
         process = {**job, "process": int(way == "later")}
         row_process = module.Measurement(process, SimpleNamespace(facts={}), {**EXPECTED_OPS, **expected_ops})
         if trial.reference is not REFERENCE:  # of another case
@@ -272,7 +283,7 @@ def parts(tmp_path, monkeypatch):
                     "batches_per_epoch": 2, "items_per_batch": 4, "unit": "words/s"}  # fmt: skip
 
         if way == "fit":
-            plan = fits.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
+            plan = training_proof.Plan({}, np.zeros((8, 1)), np.zeros(8), 1, {}, None)
             about = dict(plan=plan, batch_size=4, flops=1, unit="images/s")
             return row_process.fit(trial, train_keras, None, **about)
         return row_process.training(trial, train_once, None)
@@ -312,7 +323,21 @@ def is_check(function: str, node: ast.AST) -> bool:
     return isinstance(node, ast.If | ast.IfExp) and any(word in ast.unparse(node.test) for word in conditions)
 
 
-MUTANTS = list(mutants.mutants(SOURCE, is_check))
+MUTANTS = [(file, *mutant) for file in FILES for mutant in mutants.mutants(Path(file.__file__), is_check)]
+
+
+@pytest.fixture
+def measurement_with(tmp_path, monkeypatch):
+    """Callable: (one of FILES, a tree in place of its own) → measurement.py anew on top of that."""
+
+    def load(changed: ModuleType, tree: ast.Module) -> ModuleType:
+        for file in FILES[FILES.index(changed) :]:
+            own = tree if file is changed else ast.parse(Path(file.__file__).read_text())
+            copy = mutants.load(own, tmp_path / Path(file.__file__).name)
+            monkeypatch.setitem(sys.modules, file.__name__, copy)
+        return copy
+
+    return load
 
 
 def test_joules_are_of_what_is_timed_and_a_row_that_fails_has_none(parts, monkeypatch):
@@ -385,16 +410,23 @@ def test_planted_mistakes_fail_by_name_and_honest_rows_pass(parts):
     assert list(complaints(parts, measurement)) == []
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_the_copy_without_a_change_has_nothing_to_complain_of(file, parts, measurement_with):
+    copy = measurement_with(file, ast.parse(Path(file.__file__).read_text()))
+    assert copy.Measurement is not measurement.Measurement and list(complaints(parts, copy)) == []
+
+
 @pytest.mark.parametrize(
-    "tree_of",
+    ("file", "tree_of"),
     [
-        pytest.param(tree_of, id=ascii(missing), marks=[pytest.mark.slow] * (k % 3 > 0))
-        for k, (missing, tree_of) in enumerate(MUTANTS)
+        pytest.param(file, tree_of, id=ascii(missing), marks=[pytest.mark.slow] * (k % 3 > 0))
+        for k, (file, missing, tree_of) in enumerate(MUTANTS)
     ],
 )
-def test_a_row_whose_check_is_left_out_comes_out_ok(tree_of, parts, tmp_path):
+def test_a_row_whose_check_is_left_out_comes_out_ok(file, tree_of, parts, measurement_with):
+    mutant = measurement_with(file, tree_of())
     try:
-        found = any(complaints(parts, mutants.load(tree_of(), tmp_path / "mutant.py")))
+        found = any(complaints(parts, mutant))
     except Exception:  # a part without its proof cannot be put together
         found = True
     assert found

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.measure import fits, measurement, references
+from harness.measure import measurement, references, training_proof
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from models import rows
 from models.reference import expected
@@ -194,10 +194,15 @@ def test_timed_fit_that_is_traced_anew_is_not_the_proven_one(
         )  # not of the few epochs that it is tried with before
         return trial.fit(plan.x, labels, plan.epochs, plan.scored["val_acc"], clock)
 
-    monkeypatch.setattr(fits, "FEWEST_EPOCHS", 4)
+    monkeypatch.setattr(training_proof, "FEWEST_EPOCHS", 4)
     tf.random.set_seed(None)  # with one, every epoch has the same order
-    plan = fits.Plan(
-        WEIGHTS, INPUTS, LABELS, 2, {"val_acc": (INPUTS[:20], LABELS[:20])}, fits.inverse_time(LEARNING_RATE, DECAY)
+    plan = training_proof.Plan(
+        WEIGHTS,
+        INPUTS,
+        LABELS,
+        2,
+        {"val_acc": (INPUTS[:20], LABELS[:20])},
+        training_proof.inverse_time(LEARNING_RATE, DECAY),
     )
     part = row_process.fit(trial, train, None, plan=plan, batch_size=BATCH_SIZE, flops=1, unit="images/s")["fit"]
     assert part["proof"]["failed"] == failed

@@ -15,6 +15,7 @@ import pytest
 
 from harness.record import machine
 from harness.run import benchmark, estimate, jobs, progress, suite
+from harness.run.rows_in_turn import RowsInTurn
 from tests.harness.test_suite import run, started, write_scripts
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -176,9 +177,7 @@ def parent_of(module):
     if kind := getattr(module, "Parent", None):
         return kind
     rooms = (("sweep", "Sweep"), ("points", "Points"), ("replicas", "Parent"))
-    return next(
-        (getattr(getattr(module, room), kind) for room, kind in rooms if hasattr(module, room)), benchmark.Parent
-    )
+    return next((getattr(getattr(module, room), kind) for room, kind in rooms if hasattr(module, room)), RowsInTurn)
 
 
 @pytest.mark.parametrize("option", ["--time-steps=99999999", "--batch-size=100000", "--units=10000000"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.frameworks import runtimes
-from harness.measure import fits, measurement, references
+from harness.measure import measurement, references, training_proof
 from harness.record import machine
 from models import rows
 from models.reference import expected, networks
@@ -84,8 +84,8 @@ def fitted(made, name: str, plant=None, seed: int = 1, process: int = 0) -> dict
         trial.load(plan.start)
         return trial.fit(plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock)
 
-    plan = fits.Plan(
-        canonical.keras_default(SHAPES, seed), X, Y, EPOCHS, {"val_acc": TEST}, fits.inverse_time(RATE, DECAY)
+    plan = training_proof.Plan(
+        canonical.keras_default(SHAPES, seed), X, Y, EPOCHS, {"val_acc": TEST}, training_proof.inverse_time(RATE, DECAY)
     )
     trial.load(WEIGHTS)
     with pytest.MonkeyPatch.context() as patched:
@@ -339,21 +339,23 @@ def test_probe_fits_any_batch_size_and_number_of_classes(made, batch_size, class
     shapes = canonical.classifier_shapes(FEATURES, UNITS, 1, (), classes)
     count = steps * batch_size
     x, y = RANDOM.random((count, TIME, FEATURES), np.float32), RANDOM.integers(0, classes, count)
-    for precision in ("fp32", "fp16", *["bf16"] * fits.tells_steps("bf16", batch_size)):
+    for precision in ("fp32", "fp16", *["bf16"] * training_proof.tells_steps("bf16", batch_size)):
         trial = rows.FIT["torch_lstm"].build(
             canonical.large_random(shapes, 1), x, y, batch_size, ("Adam", RATE, 0.0), precision=precision, device="cpu",
             loss_scale=1024.0,
         )  # fmt: skip
-        plan = fits.Plan(canonical.keras_default(shapes, 1), x, y, 1, {"val_acc": (x, y)}, fits.inverse_time(RATE))
+        plan = training_proof.Plan(
+            canonical.keras_default(shapes, 1), x, y, 1, {"val_acc": (x, y)}, training_proof.inverse_time(RATE)
+        )
 
         def train(clock, plan, trial=trial):
             return trial.load(plan.start) or trial.fit(plan.x, plan.y, plan.epochs, plan.scored["val_acc"], clock)
 
-        assert fits.differs_in_an_epoch(trial, train, plan, batch_size) == ""
+        assert training_proof.differs_in_an_epoch(trial, train, plan, batch_size) == ""
         if steps > 1:
             with pytest.MonkeyPatch.context() as patched:
                 torch_order(np.arange)(patched, trial)
-                assert "in the same order" in fits.differs_in_an_epoch(trial, train, plan, batch_size)
+                assert "in the same order" in training_proof.differs_in_an_epoch(trial, train, plan, batch_size)
 
 
 # --- PTB's schedule -------------------------------------------------------------------------------------------------------

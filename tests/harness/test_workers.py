@@ -13,9 +13,9 @@ import pytest
 
 from harness.measure.beats import STARTS, STEPS, WORKS
 from harness.measure.group import Group
-from harness.measure.measurement import Measurement
 from harness.measure.proof import Proof
 from harness.measure.replicas import ReplicatedMeasurement
+from harness.measure.steps import StepMeasurement
 from harness.record import machine, records
 from harness.run import replicas, workers
 
@@ -172,7 +172,7 @@ def profiled(gpus, kernels):
     measurement.device, measurement.gpus, measurement.group = "gpu", gpus, Group()
     proof = Proof("fp32")
     found = (proof, {"kernels": kernels, "launches": 3})
-    with mock.patch.object(Measurement, "_prove", lambda *_: found):
+    with mock.patch.object(StepMeasurement, "_prove", lambda *_: found):
         measurement._prove(None, "train")
     return proof.failures, measurement._communication_ms
 

@@ -12,6 +12,7 @@ import pytest
 from harness.measure.proof import Kernel
 from harness.record import records, schema
 from harness.run import benchmark
+from harness.run.parent import Parent
 from models import rows
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def test_row_added_to_the_registry_alone_is_in_list_tables_and_what_a_run_takes(
     found = script(name).BENCHMARK
     assert benchmark.main(found, ["--list"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "added" and added.what in line]
-    parent = benchmark.Parent(found, ["--device=cpu", "--rows=all"])
+    parent = Parent(found, ["--device=cpu", "--rows=all"])
     assert "added" in parent.rows
     parent.out = tmp_path
     parent._write_layout()
