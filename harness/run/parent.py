@@ -76,6 +76,8 @@ class Parent:
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         out = self._check()
+        if without := self._without_precision():
+            raise UserError(without)
         if self.echo:
             print(self.echo)
         if "resume" in self.flags:
@@ -151,7 +153,7 @@ class Parent:
     def plan(self) -> dict[str, Any]:
         """What would run: the rows that can, the processes of each, and the points that each process measures.
 
-        Raises UserError for what `run` would refuse.
+        "left_out": why the suite goes without this script, or "". Raises UserError for whatever else `run` would refuse.
         """
         self._check()
         rows = {row: self.benchmark.rows[row].framework for row in self.rows if not self._cannot_run(row)}
@@ -161,7 +163,17 @@ class Parent:
             "points": len(self._points()),
             "budget_s": self.stopping_rule.limit_s,
             "at_once": self.at_once,
+            "left_out": self._without_precision(),
         }
+
+    def _without_precision(self) -> str:
+        """That none of the rows has the precision, or ""."""
+        precision, rows = self.constants["PRECISION"], [self.benchmark.rows[row] for row in self.rows]
+        known = [name for name in schema.PRECISIONS if any(name in row.precisions for row in rows)]
+        if precision in known:
+            return ""
+        expected = " or ".join(name for name in known if name != "tf32" or self.device == "gpu")
+        return f"--precision={precision}: no row of {self.benchmark.name} that is asked for has it; expected {expected}"
 
     def _say_if_nothing_runs(self) -> None:
         reasons = {row: self._cannot_run(row) for row in self.rows}

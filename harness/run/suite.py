@@ -236,7 +236,12 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append(f"--gpus={found.gpus}")
     if found.data:
         common.append(f"--data={jobs.data_of(found)}")
-    parts = _parts(planned, common, preset, device, folder)  # before anything is written: what a script would refuse
+    plans = jobs.plans(folder, planned, common)  # before anything is written: what a script would refuse
+    without = {job.name: ran["left_out"] for job, ran in zip(planned, plans, strict=True) if ran["left_out"]}
+    if without.keys() >= {job.name for job in planned}:
+        raise UserError(next(iter(without.values())))
+    kept = [(job, ran) for job, ran in zip(planned, plans, strict=True) if job.name not in without]
+    planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
     if warning := bf16.settle():
         say(warning)
     # With what this machine has decided: it may decide otherwise when the run is resumed.
@@ -246,7 +251,9 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
             held.note(about)
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
-        if left_out := [name for name in chosen if name not in {job.name for job in planned}]:
+        if without:
+            say(f"left out, having no {found.values['PRECISION']}: {', '.join(without)}")
+        if left_out := [name for name in chosen if name not in {*without, *(job.name for job in planned)}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
         config = found.values.get("CONFIG", "")
         own = dict.fromkeys(job.name for job in planned if config not in ("", *headers[job.name].configs))
@@ -299,12 +306,10 @@ def _as_begun(found: Options, headers: Mapping[str, Header], out: Path) -> tuple
     return begun, chosen
 
 
-def _parts(
-    planned: Sequence[jobs.Job], common: Sequence[str], preset: str, device: str, folder: Path
-) -> list[progress.Part]:
-    """What each job is expected to take. Raises UserError for what its script would refuse."""
+def _parts(planned: Sequence[tuple[jobs.Job, Mapping[str, Any]]], preset: str, device: str) -> list[progress.Part]:
+    """What each job is expected to take; planned: with what it would run."""
     expected, parts = estimate.Estimate(preset, device), []
-    for job, ran in zip(planned, jobs.plans(folder, planned, common), strict=True):
+    for job, ran in planned:
         name = " ".join([job.name, *(argument for argument in job.arguments if "=" not in argument)])
         parts.append(progress.Part(str(job), expected.preparation_s(name), *expected.rows_of(name, ran)))
     return parts

@@ -42,6 +42,14 @@ def test_wrong_options_are_refused_before_any_row_starts(stub, capfd, option, wo
     assert stub.starts() == []
 
 
+def test_a_precision_that_no_row_has_is_refused_before_any_starts(stub, capfd):
+    rows = stub.module.BENCHMARK.rows
+    stub.module.BENCHMARK.rows = {name: row._replace(precisions=("fp32", "tf32")) for name, row in rows.items()}
+    line = refusal(capfd, stub.main("--precision=bf16"))
+    assert line.endswith("error: --precision=bf16: no row of stub that is asked for has it; expected fp32\n")
+    assert stub.starts() == [] and not stub.out.exists()
+
+
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [

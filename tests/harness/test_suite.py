@@ -42,7 +42,10 @@ if "--list" in sys.argv:
     sys.exit()
 if "--plan" in sys.argv:
     rows = {"keras": "tensorflow", "{row}": "torch"}
-    print(json.dumps({"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1}))
+    no_bf16 = here.stem in ("mnist", "scaling") and "--precision=bf16" in sys.argv
+    left_out = f"--precision=bf16: no row of {here.stem} has it" if no_bf16 else ""
+    plan = {"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1, "left_out": left_out}
+    print(json.dumps(plan))
     sys.exit()
 with open(here.with_name("started"), "a") as file:
     file.write(json.dumps([here.stem, time.time(), *sys.argv[1:]]) + "\\n")
@@ -459,6 +462,17 @@ def test_no_process_is_left_of_a_script_that_ignores_the_interrupt(scripts):
     process.communicate(timeout=300)
     assert process.returncode == 130
     assert left_over(scripts) == []
+
+
+def test_scripts_without_a_row_in_the_precision_are_left_out_and_refused_where_no_other_is_asked_for(scripts, capsys):
+    options = ("--device=cpu", "--precision=bf16", "--rows=keras")
+    assert run(scripts, *options, "--only=mnist,scaling") == 2
+    printed = capsys.readouterr()
+    assert printed.err == "error: --precision=bf16: no row of mnist has it\n" and printed.out == ""
+    assert not (scripts.parent / "out").exists() and started(scripts) == []
+    assert run(scripts, *options, "--only=mnist,synthetic") == 0
+    assert "left out, having no bf16: mnist\n" in capsys.readouterr().out
+    assert [name for name, *_ in started(scripts)] == ["synthetic"]
 
 
 def test_tf32_on_a_cpu_is_refused_before_anything_is_written(scripts, capsys):
