@@ -105,17 +105,18 @@ def build(
     shared = [note for note in shared if len(present) > 1 and not is_time_up(note)]
     lines, bars = [], []
     for record in present:
-        marks, shown = {"": ""}, {column[0]: _figure(record, column, bases) for column in columns}
+        marks, figures = {"": ""}, [_figure(record, column, bases) for column in columns]
+        shown = {column[0] for column, figure in zip(columns, figures, strict=True) if figure != NONE}
         for note in about:
             here = {"row": record["row"], "mode": record["mode"], "device": device, "config": config}
             if all(note.get(key, value) == value for key, value in here.items()):
                 column = note.get("column", "")
                 marks[column] = marks.get(column, "")
-                if not column or shown.get(column, NONE) != NONE:
+                if not column or column in shown:
                     marks[column] += notes.mark(ours(note["text"]))
         for text in (note for note in record["notes"] if not is_time_up(note) and note not in shared):
             marks[""] += notes.mark(plain(text))
-        figures = [figure + marks.get(heading, "") for heading, figure in shown.items()]
+        figures = [figure + marks.get(column[0], "") for column, figure in zip(columns, figures, strict=True)]
         description = ours(layout["rows"].get(record["row"], ""))
         lines.append([plain(record["row"]) + marks[""], description, *figures, verdict(record, notes)])
         # A published figure that a note has to explain is in the table alone: a plot has no room for the note.

@@ -238,7 +238,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         common.append(f"--data={jobs.data_of(found)}")
     plans = jobs.plans(folder, planned, common)  # before anything is written: what a script would refuse
     without = {job.name: ran["left_out"] for job, ran in zip(planned, plans, strict=True) if ran["left_out"]}
-    if without.keys() >= {job.name for job in planned}:
+    if without and without.keys() >= {job.name for job in planned}:
         raise UserError(next(iter(without.values())))
     kept = [(job, ran) for job, ran in zip(planned, plans, strict=True) if job.name not in without]
     planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
