@@ -15,7 +15,7 @@ AROUND_NOTE = "over a tenth of the fit's time lies around its steps and validati
 
 
 class FitMeasurement(RowProcess):
-    """The way of such a row."""
+    """A row whose steps run inside `fit`."""
 
     def fit(
         self,

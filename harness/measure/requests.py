@@ -13,7 +13,7 @@ from harness.record import machine
 
 
 class RequestMeasurement(RowProcess):
-    """The way of such a row."""
+    """A row that answers requests."""
 
     def requests(self, server: Any, requests: Sequence[np.ndarray]) -> dict[str, dict]:
         """Prove and time a server, request by request: from the request on the host to the answer there.
@@ -22,7 +22,7 @@ class RequestMeasurement(RowProcess):
             server: `answer(request)`, which returns a NumPy array of its own, and `restore()`, which starts a stream anew;
                 `profile(function)`, as of a Runtime, where another program than the row's framework answers.
             requests: float32 [batch, steps, features] each, taken in turn; `restore` is called before the first of a round.
-                What they come to is reference["answers"] [requests, batch, steps, units].
+                What they come to is reference["answers"] [requests, …]: an answer each.
 
         Returns:
             {"request": its part}, as `steps` does.

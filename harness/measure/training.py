@@ -11,7 +11,7 @@ from harness.measure.steps import StepMeasurement
 
 
 class TrainingMeasurement(StepMeasurement):
-    """The way of such a row."""
+    """A row with a training loop of its own."""
 
     def training(
         self, trial: Any, train: Callable[[Callable], Mapping[str, Any]], schedule: training_proof.Schedule

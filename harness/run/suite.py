@@ -237,10 +237,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.data:
         common.append(f"--data={jobs.data_of(found)}")
     plans = jobs.plans(folder, planned, common)  # before anything is written: what a script would refuse
-    without = {job.name: ran["left_out"] for job, ran in zip(planned, plans, strict=True) if ran["left_out"]}
-    if without and without.keys() >= {job.name for job in planned}:
-        raise UserError(next(iter(without.values())))
-    kept = [(job, ran) for job, ran in zip(planned, plans, strict=True) if job.name not in without]
+    kept = [(job, ran) for job, ran in zip(planned, plans, strict=True) if not ran["left_out"]]
+    without = [job for job, ran in zip(planned, plans, strict=True) if ran["left_out"]]
+    if without and not kept:
+        raise UserError(plans[0]["left_out"])
     planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
     if warning := bf16.settle():
         say(warning)
@@ -252,8 +252,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         slowness = estimate.slowness()
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if without:
-            say(f"left out, having no {found.values['PRECISION']}: {', '.join(without)}")
-        if left_out := [name for name in chosen if name not in {*without, *(job.name for job in planned)}]:
+            say(f"left out, having no {found.values['PRECISION']}: {', '.join(map(str, without))}")
+        if left_out := [name for name in chosen if name not in {job.name for job in (*planned, *without)}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
         config = found.values.get("CONFIG", "")
         own = dict.fromkeys(job.name for job in planned if config not in ("", *headers[job.name].configs))

@@ -25,11 +25,13 @@ class Chip(NamedTuple):
         multiprocessors: thread blocks that surely run at the same time, where one fills a multiprocessor.
         shared_bytes: of shared memory, at most, of one thread block.
         capability: compute capability, times ten: 90 for an H100.
+        name: the GPU's, as its driver says it.
     """
 
     multiprocessors: int
     shared_bytes: int
     capability: int
+    name: str = ""
 
 
 def chip() -> Chip:
@@ -59,11 +61,12 @@ def _chip(ordinals: tuple[int, ...]) -> Chip:
         _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "cuDeviceGetAttribute")
         return value.value
 
-    chips = []
+    chips, name = [], ctypes.create_string_buffer(256)
     for ordinal in ordinals:
         _check(driver.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+        _check(driver.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
         # CU_DEVICE_ATTRIBUTE_: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, COMPUTE_CAPABILITY_MAJOR and _MINOR
-        chips.append(Chip(ask(16), ask(97), 10 * ask(75) + ask(76)))
+        chips.append(Chip(ask(16), ask(97), 10 * ask(75) + ask(76), name.value.decode()))
     return common(chips)
 
 
@@ -74,7 +77,9 @@ def common(chips: Sequence[Chip]) -> Chip:
             f"GPUs of compute capabilities {', '.join(str(found.capability / 10) for found in chips)} given, expected one: hide "
             "the others by tf.config.set_visible_devices"
         )
-    return Chip(min(c.multiprocessors for c in chips), min(c.shared_bytes for c in chips), chips[0].capability)
+    return chips[0]._replace(
+        multiprocessors=min(c.multiprocessors for c in chips), shared_bytes=min(c.shared_bytes for c in chips)
+    )
 
 
 def _check_driver(driver: int, major: int, minor: int) -> None:

@@ -29,9 +29,8 @@ import tensorflow as tf
 from . import nvrtc, schedule
 from .nvrtc import Chip
 from .stack import LayerWeights, reversed_steps
-from .tiling import DTYPE_CODES, WARPS, Work, defines, fits, fitting, layers_together, padded_units, parts
+from .tiling import DTYPE_CODES, MOST_SLICES, WARPS, Work, defines, fits, fitting, layers_together, padded_units, parts
 
-MOST_SLICES = 16  # of a batch: a launch each
 SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
 
 
@@ -50,7 +49,7 @@ def persistent_stack(
     """Run a stack of unidirectional layers. Its second derivatives, and Jacobians, are those of schedule.py.
 
     Args, returns: as of stack.lstm_stack, without layer normalisation; sizes are static. Layers with dropout between them go
-        one at a time. A batch takes as long as its longest sequence.
+        one at a time. The kernels end with a batch's longest sequence; the products around them are of all steps.
 
     Raises:
         ValueError: unsupported GPU, dtype or shape.
@@ -129,8 +128,11 @@ def persistent_bidirectional_stack(
 
 def _in_slices(run, size: int, inputs, layers, h, c, lengths, keep) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`run` on so many sequences of a batch at a time; arguments and results as of persistent_stack."""
-    found = []
-    for first in range(0, inputs.shape[1], size):
+    batch, found = inputs.shape[1], []
+    h, c = (tf.ensure_shape(x, [None, batch, None]) for x in (h, c))
+    lengths = lengths if lengths is None else tf.ensure_shape(lengths, [batch])
+    keep = keep if keep is None else tf.ensure_shape(keep, [None, 4, batch, None])
+    for first in range(0, batch, size):
         own = slice(first, first + size)
         of_slice = {
             "lengths": lengths if lengths is None else lengths[own],

@@ -10,16 +10,20 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from .nvrtc import Chip
 
+TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 WARPS = 8  # of a thread block
+TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of 8 sequences, of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
+MOST_SLICES = 16  # of a batch: a launch each
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
 REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
@@ -114,7 +118,8 @@ def best_tiling(work: Work, chip: Chip) -> Tiling | None:
 def costs_path(chip: Chip) -> Path:
     """Where tune.py keeps a chip's constants: below $XDG_CACHE_HOME, by default ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "wavefront_lstm", f"sm_{chip.capability}-{chip.multiprocessors}-{chip.shared_bytes}.json")
+    name = re.sub(r"\W+", "-", chip.name.lower())
+    return Path(cache, "wavefront_lstm", f"{name}-{chip.multiprocessors}-sm_{chip.capability}.json")
 
 
 @functools.cache
@@ -132,7 +137,7 @@ def costs(chip: Chip) -> Mapping[str, float]:
     except FileNotFoundError:
         return COST_US
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:  # RuntimeError: no home
-        LOGGER.warning("the constants of this GPU cannot be used (%r): run python -m wavefront_lstm.tune again", error)
+        LOGGER.warning("the constants of this GPU cannot be used (%r): run %s again", error, TUNE)
         return COST_US
     return found
 
@@ -148,8 +153,8 @@ def fitting(work: Work, chip: Chip) -> Tiling:
         dropout = "with recurrent dropout " if work.recurrent_dropout else ""
         raise ValueError(
             f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
-            f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU; use implementation='xla' "
-            "(lstm_stack)"
+            f"a step does not fit on the {chip.multiprocessors} multiprocessors of this GPU, nor does it in {MOST_SLICES} slices "
+            "of the batch; use implementation='xla' (lstm_stack)"
         )
     return best_tiling(work, chip)
 
@@ -157,7 +162,7 @@ def fitting(work: Work, chip: Chip) -> Tiling:
 def notes(chip: Chip) -> list[str]:
     """For whoever reports times: that the work is divided by a chip's own constants, where it is."""
     own = costs(chip) is not COST_US
-    return ["the kernels' work is divided by times of this GPU: python -m wavefront_lstm.tune"] if own else []
+    return [f"the kernels' work is divided by times measured on this kind of GPU ({TUNE})"] if own else []
 
 
 def step_us(work: Work, tiling: Tiling, costs_us: Mapping[str, float] = COST_US) -> float:
@@ -196,7 +201,10 @@ def terms(work: Work, tiling: Tiling) -> dict[str, float]:
 def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
     """All that fit."""
     splits = (1, 2) if chip.capability >= 90 else (1,)  # clusters came with Hopper
-    all_tiles = [k for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if k <= parts(work.batch, 8)]
+    tiles_of_batch = parts(work.batch, 8)
+    all_tiles = [
+        k for k in TILES if k <= tiles_of_batch or tiles_of_batch > max((j for j in TILES if j < k), default=0)
+    ]
     for split, unit_tile, tiles in itertools.product(splits, range(4, 33, 4), all_tiles):
         tiling = Tiling(unit_tile, 8 * tiles, split, 0, 0, 1, 1)
         row_tiles, rest = divmod(tiling.rows(work), 16)

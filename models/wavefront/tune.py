@@ -4,10 +4,10 @@
     python -m wavefront_lstm.tune --out=FILE          # also keeps what was measured
     python -m wavefront_lstm.tune --fit=FILE          # fits what was measured before; needs no GPU
 
-The constants that tiling.py comes with are an H200's. What is found here is kept in a file (tiling.costs_path) that every later
-process on such a chip reads; without it, they are the H200's again. Of some shapes the tilings that seem best are launched
-through CUDA's driver, on zeros, at most two that differ in how they keep their weights alone; the constants are a fit to their
-times.
+In a checkout of the suite it is python -m models.wavefront.tune. The constants that tiling.py comes with, COST_US, are an H200's.
+What is found here is kept in a file (tiling.costs_path) that every later process on such a GPU reads; without it, they are the
+H200's again. Of some shapes the tilings that seem best are launched through CUDA's driver, on zeros, at most two of the same
+tile sizes; the constants are a fit to their times. PRODUCTS_PER_US, by which layers run together or in turn, stays an H200's.
 """
 
 import argparse
@@ -192,37 +192,45 @@ def tune(chip: Chip, head: Mapping, measured: Sequence[Measured], say: Callable[
         say("nothing is kept: the present constants choose better")
         return
     path = tiling.costs_path(chip)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**head, "costs_us": costs}) + "\n")
+    whole = path.with_suffix(f".{os.getpid()}.tmp")  # another process may be reading
+    whole.write_text(json.dumps({**head, "costs_us": costs}) + "\n")
+    whole.replace(path)
     say(f"kept in {path}; remove that file to go back to the constants of an H200")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m wavefront_lstm.tune", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog=tiling.TUNE, description=__doc__.split("\n")[0].rstrip(":"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="also keep what was measured there, as JSON")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="print the constants of what was measured before")
     given = parser.parse_args(arguments)
-    if given.fit:
-        print(json.dumps({name: round(us, 4) for name, us in fit(read(given.fit)).items()}))
-        return 0
-    import tensorflow as tf
-
-    from . import nvrtc
-
     try:
-        chip = nvrtc.chip()
-        if chip.capability < 80:
-            raise ValueError(f"a GPU of compute capability {chip.capability / 10} given, expected 8.0 or later")
-        measured = measure(chip, print)
-    except (ValueError, OSError, RuntimeError) as error:  # no GPU; no CUDA; a call of the driver
+        if given.fit:
+            print(json.dumps({name: round(us, 4) for name, us in fit(read(given.fit)).items()}))
+        else:
+            _measure_and_keep(given.out)
+    except KeyError as error:
+        print(f"error: {given.fit}: no {error}; expected a file that --out has written", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, OSError, RuntimeError) as error:  # no GPU; no CUDA; a file; a call of the driver
         print(f"error: {str(error).partition('; use implementation=')[0]}", file=sys.stderr)
         return 2
-    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
-    head = {"gpu": details.get("device_name"), "chip": chip, "date": time.strftime("%Y-%m-%d")}
-    if given.out:
-        write(given.out, head, measured)
-    tune(chip, head, measured, print)
     return 0
+
+
+def _measure_and_keep(out: Path | None) -> None:
+    from . import nvrtc
+
+    chip = nvrtc.chip()
+    if chip.capability < 80:
+        raise ValueError(f"a GPU of compute capability {chip.capability / 10} given, expected 8.0 or later")
+    tiling.costs_path(chip).parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
+    if out:
+        out.touch()
+    measured = measure(chip, print)
+    head = {"gpu": chip.name, "chip": chip, "date": time.strftime("%Y-%m-%d")}
+    if out:
+        write(out, head, measured)
+    tune(chip, head, measured, print)
 
 
 if __name__ == "__main__":

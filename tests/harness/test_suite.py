@@ -42,7 +42,7 @@ if "--list" in sys.argv:
     sys.exit()
 if "--plan" in sys.argv:
     rows = {"keras": "tensorflow", "{row}": "torch"}
-    no_bf16 = here.stem in ("mnist", "scaling") and "--precision=bf16" in sys.argv
+    no_bf16 = (here.stem in ("mnist", "scaling") or "--train" in sys.argv) and "--precision=bf16" in sys.argv
     left_out = f"--precision=bf16: no row of {here.stem} has it" if no_bf16 else ""
     plan = {"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1, "left_out": left_out}
     print(json.dumps(plan))
@@ -470,9 +470,9 @@ def test_scripts_without_a_row_in_the_precision_are_left_out_and_refused_where_n
     printed = capsys.readouterr()
     assert printed.err == "error: --precision=bf16: no row of mnist has it\n" and printed.out == ""
     assert not (scripts.parent / "out").exists() and started(scripts) == []
-    assert run(scripts, *options, "--only=mnist,synthetic") == 0
-    assert "left out, having no bf16: mnist\n" in capsys.readouterr().out
-    assert [name for name, *_ in started(scripts)] == ["synthetic"]
+    assert run(scripts, *options, "--only=mnist,ptb") == 0
+    assert "left out, having no bf16: mnist, ptb --config=small --train\n" in capsys.readouterr().out
+    assert [(name, "--train" in rest) for name, *rest in started(scripts)] == [("ptb", False)]
 
 
 def test_tf32_on_a_cpu_is_refused_before_anything_is_written(scripts, capsys):

@@ -18,7 +18,7 @@ HEADER = Path(__file__).with_name("cuda_emulator.h")
 CHIP = Chip(
     multiprocessors=8, shared_bytes=64 * 1024, capability=90
 )  # small, so that there are several tiles of everything
-H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90)
+H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90, name="NVIDIA H200")
 MAIN = """
 #include "{source}"
 template <typename... P> void call(void (*kernel)(P...), void** pointers) {{

@@ -30,8 +30,8 @@ PUBLISHED = [  # layers, units, batch, steps
     (3, 256, 128, 50), (2, 200, 20, 20), (2, 650, 20, 35), (2, 1500, 20, 35), (2, 128, 32, 28),
 ]  # fmt: skip
 
-CHIPS = (  # H200, A100, RTX 3090, L40S
-    H200, Chip(108, 166912, 80), Chip(82, 101376, 86), Chip(142, 101376, 89),
+CHIPS = (
+    H200, Chip(108, 166912, 80, "A100"), Chip(82, 101376, 86, "RTX 3090"), Chip(142, 101376, 89, "L40S"),
 )  # fmt: skip
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -174,6 +174,31 @@ def test_a_group_of_sequences_ends_with_its_longest_one(monkeypatch, folder, lay
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("layers", "directions", "split", "keep"),
+    [(1, 1, 2, None), (1, 2, 2, True)]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 1, 2, None), (1, 2, 1, None))],
+)
+def test_groups_end_with_their_longest_sequences_in_clusters_and_two_directions_too(
+    monkeypatch, folder, layers, directions, split, keep
+):
+    lengths = np.concatenate([np.minimum(np.arange(8)[::-1], most) for most in (3, 0, 5)])
+    shape, choose = (layers, 5, 32, 24, 7), wavefront_tiling.best_tiling
+    small = dict(
+        batch_tile=8, unit_tile=16 // split, split=split, chunk=1, in_registers=1, in_shared=0, prefetch_depth=1
+    )
+    options = dict(lengths=lengths, keep=keep)
+    xla, ours, together = (lstm_stack, persistent_stack, dict(together=layers))
+    if directions == 2:
+        xla, ours, together = bidirectional_stack, persistent_bidirectional_stack, {}
+    expected = results(xla, "float64", *shape, directions=directions, **options)
+    with emulated(monkeypatch, folder, CHIP._replace(multiprocessors=64)):
+        monkeypatch.setattr(wavefront_tiling, "best_tiling", lambda work, chip: choose(work, chip)._replace(**small))
+        found = results(ours, "float32", *shape, directions=directions, **together, **options)
+    assert worst(found, expected) < 2 * LIMIT["tf32"]
+
+
+@needs_compiler
 @pytest.mark.parametrize(("lengths", "keep"), [(None, None), (True, True)])
 @pytest.mark.parametrize(
     ("shape", "precision"),
@@ -214,10 +239,10 @@ def test_two_directions_that_find_no_place_together_run_one_after_the_other(monk
 @pytest.mark.parametrize(
     ("precision", "options"),
     [
-        ("tf32", dict(lengths=True)),
+        ("tf32", dict(lengths=[3, 0, 2, 1, 3, 3, 1, 0, 2, 2, 3] * 3 + [1, 0, 3, 2])),  # no slice as another
         pytest.param("float32", dict(keep=True), marks=pytest.mark.slow),
         pytest.param("float16", dict(dropout=lambda x: 2 * x), marks=pytest.mark.slow),
-        ("bfloat16", dict(directions=2, lengths=True, keep=True)),
+        ("bfloat16", dict(directions=2, lengths=[2, 3, 0, 1, 3, 1, 2] * 5 + [0, 1], keep=True)),
     ],
 )
 def test_a_batch_that_finds_no_place_together_goes_in_slices(monkeypatch, folder, precision, options):
@@ -422,6 +447,22 @@ def test_other_chips_make_no_clusters():
         assert {candidate.split for work in works() for candidate in wavefront_tiling._tilings(work, chip)} == {1}
 
 
+@pytest.mark.parametrize("dtype_code", [0, 1, 3])
+@pytest.mark.parametrize("units", [256, 1504])
+def test_a_smaller_batch_fits_where_a_larger_one_does(dtype_code, units):
+    fitting = [wavefront_tiling.fits(Work(1, batch, units, dtype_code, False), H200) for batch in range(8, 264, 8)]
+    assert fitting == sorted(fitting, reverse=True) and fitting[0]
+
+
+@pytest.mark.parametrize(("units", "slices"), [(640, 1), (1024, 2), (2048, 4)])
+def test_wide_layers_go_in_as_many_slices_on_an_h200_as_the_document_says(monkeypatch, units, slices):
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: True)
+    layers = [LayerWeights(None, tf.TensorSpec([units, 4 * units]), None)] * 3
+    work, _ = persistent.planned(tf.TensorSpec([50, 128, units]), layers, False, False, False)
+    assert work.batch == 128 // slices
+
+
 def test_published_shapes_have_a_tiling_on_an_h200():
     for work in works():
         together = layers_together(work.lanes, 50, work._replace(backward=False), H200)
@@ -491,8 +532,6 @@ def test_tune_finds_what_a_step_costs_on_another_chip_and_later_processes_go_by_
     monkeypatch.setattr(nvrtc, "chip", lambda: H200)
     monkeypatch.setattr(nvrtc, "ptx", lambda source, defines, capability: defines)
     monkeypatch.setattr(tune, "Driver", SlowReads)
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
-    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: {"device_name": "slow reads"})
     assert tune.main([f"--out={cache / 'measured.json'}"]) == 0
     path = wavefront_tiling.costs_path(H200)
     assert path.parent.parent == cache and f"kept in {path}" in capsys.readouterr().out
@@ -500,7 +539,8 @@ def test_tune_finds_what_a_step_costs_on_another_chip_and_later_processes_go_by_
     found, measured = wavefront_tiling.costs(H200), tune.read(cache / "measured.json")
     assert tune.loss(measured, found) < 1.02 < tune.loss(measured, COST_US)
     assert found["streamed"] > 5 * COST_US["streamed"]
-    assert wavefront_tiling.costs(H200._replace(multiprocessors=114)) == COST_US, "of another chip"
+    for other in (H200._replace(multiprocessors=114), H200._replace(name="NVIDIA GH200")):
+        assert wavefront_tiling.costs(other) == COST_US, "of another chip"
     best_tiling.cache_clear()
     moved = [
         row.work
@@ -509,7 +549,7 @@ def test_tune_finds_what_a_step_costs_on_another_chip_and_later_processes_go_by_
     ]
     assert moved, "the choice goes by them"
     assert wavefront_tiling.notes(H200) == [
-        "the kernels' work is divided by times of this GPU: python -m wavefront_lstm.tune"
+        "the kernels' work is divided by times measured on this kind of GPU (python -m models.wavefront.tune)"
     ]
     path.unlink()
     wavefront_tiling.costs.cache_clear()
@@ -532,7 +572,31 @@ def test_a_file_of_constants_that_cannot_be_used_is_a_warning_and_an_h200s_are_t
     path.write_text(text)
     assert wavefront_tiling.costs(H200) == COST_US
     [line] = [record.getMessage() for record in caplog.records]
-    assert "cannot be used" in line and "wavefront_lstm.tune" in line
+    assert "cannot be used" in line and "run python -m models.wavefront.tune again" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fit={cache}/absent"], "No such file or directory"),
+        (["--fit={cache}/empty"], "Expecting value"),
+        (["--fit={cache}/other"], "no 'tilings'; expected a file that --out has written"),
+        (["--out={cache}/empty/file"], "Not a directory"),
+        ([], "Not a directory"),
+    ],
+)
+def test_what_tune_cannot_read_or_write_is_one_line_before_anything_is_measured(
+    monkeypatch, cache, capsys, arguments, words
+):
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(tune, "measure", lambda *_: pytest.fail("measured"))
+    (cache / "empty").touch()
+    (cache / "other").write_text("{}")
+    if not arguments:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "empty"))
+    assert tune.main([argument.format(cache=cache) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
 def test_without_a_gpu_tune_says_so_in_one_line(capsys):
