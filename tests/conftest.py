@@ -17,6 +17,10 @@ from tests import sizes
 # threads wait for each other, and a float64 reference takes ten times as long.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# PyTorch and JAX of this Python, which ./run_tests.sh installs into it, count in what tests start too.
+for name in ("torch", "jax"):
+    if importlib.util.find_spec(name):
+        os.environ.setdefault(f"{name.upper()}_PYTHON", sys.executable)
 # What PyTorch compiled for one test serves the next; a row's process compiles everything itself (harness/frameworks/pytorch.py).
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "0")
 # XLA compiles for a CPU in less than half the time without LLVM's optimizations and the newest code generators, and most of the

@@ -32,6 +32,7 @@ from harness.report.provenance import (
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
+MAY_LACK = ("latency.joules", "latency.p999_ms")  # columns that go where no row has any: no GPU, few requests
 # Columns that a table does without where its records lack them: of an earlier commit, or of another mode.
 SINCE = ("joules", "one_step", "gpu_utilisation")
 ACCURACY = ("outputs_err", "gradients_err", "update_err", "loss_err")
@@ -86,7 +87,7 @@ def build(
     members = [by_row.pop(row) for row in layout["rows"] if row in by_row] + list(by_row.values())
     # Skipped rows stand in one line under the table, unless there are no others.
     present = [record for record in members if record["status"] != "skipped"] or members
-    present.sort(key=lambda record: _place(layout, record))
+    present.sort(key=_place)
     extra = [
         row for row in layout.get("extra_rows", [])
         if row["table"] == index and row.get("config", config) == config and row.get("device", device) == device
@@ -160,14 +161,10 @@ def kind_of(layout: Mapping, row: str) -> str:
     return plots.VANILLA if "vanilla LSTM" in layout["rows"].get(row, "") else plots.PEER
 
 
-def _place(layout: Mapping, record: Mapping) -> tuple[int, bool, float]:
-    """Where a row stands: by its kind, within that the fastest first, and what has no figures last."""
+def _place(record: Mapping) -> tuple[bool, float]:
+    """Where a row stands: the fastest first, what has no figures last."""
     throughput = record["throughput"] if record["status"] == "ok" else None
-    return (
-        plots.KINDS.index(kind_of(layout, record["row"])),
-        not throughput,
-        -throughput["value"] if throughput else 0.0,
-    )
+    return not throughput, -throughput["value"] if throughput else 0.0
 
 
 def skipped(absent: Iterable[Mapping]) -> list[str]:
@@ -203,7 +200,7 @@ def _is_shown(
     if kind == "speedup":
         names = {record["row"] for record in rows}
         return base in names or (base == FASTEST_PEER and not names <= set(ours))
-    optional = root in ("published", *SINCE) or (device == "cpu" and root in GPU_ONLY)
+    optional = root in ("published", *SINCE) or (device == "cpu" and root in GPU_ONLY) or column[1] in MAY_LACK
     return not optional or any(value_at(record, column[1]) is not None for record in (*rows, *extra))
 
 
@@ -294,7 +291,7 @@ def foot(
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
     measured = {record["row"] for record in group}
     if absent := [row for row in layout["rows"] if row not in measured]:
-        lines.append(f"Not run: {listed(absent, at_most=len(absent))}.")
+        lines.append(f"Not among the rows of this run (`--rows`): {listed(absent, at_most=len(absent))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])
 
 
@@ -307,7 +304,8 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
         return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}."
     ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
     if max(processes) == 1:
-        in_brackets = " (1), in brackets their range, which says nothing about another process" if ranged else ""
+        several = ", in brackets their range, which says nothing about another process"
+        in_brackets = f" (1){several * any(len(record['blocks_ms'][0]) > 1 for record in timed)}" if ranged else ""
         return f"Time per step: median of {each} in one process{in_brackets}."
     text = f"Time per step: median over {_count(processes, 'process', 'processes')} of each one's median of {each}"
     if ranged:
@@ -326,7 +324,11 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
         rest = [record for other, records in of.items() if other != limit for record in records]
         whose = ", ".join(sorted(modes))
         if modes & {record["mode"] for record in rest}:
-            whose = listed(list(dict.fromkeys(record["row"] for record in of[limit])), at_most=len(of[limit]))
+            several = len({record["mode"] for record in (*of[limit], *rest)}) > 1
+            names = dict.fromkeys(
+                f"{record['row']} {record['mode']}" if several else record["row"] for record in of[limit]
+            )
+            whose = listed(list(names), at_most=len(names))
         lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
     return lines
 

@@ -34,9 +34,15 @@ def in_words(found: Mapping[str, Sequence[str]]) -> str:
 
 def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
     """The commonest value, then the others with the records that have them; "" where no record knows it."""
-    found = spread(rows, value_of, lambda r: f"{r['row']} {r['mode']} {r['device']}")
+    parts = ["benchmark"] * _of_several(rows) + ["row", "mode", "device"]
+    found = spread(rows, value_of, lambda record: " ".join(record[part] for part in parts))
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
     return "; ".join([common, *(f"but {value} in {listed(found[value], at_most=3)}" for value in others)])
+
+
+def _of_several(rows: Sequence[Mapping]) -> bool:
+    """Whether these records are of several benchmarks."""
+    return len({record["benchmark"] for record in rows}) > 1
 
 
 def listed(names: Sequence[str], at_most: int = 6) -> str:
@@ -116,7 +122,8 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     precisions = sorted({record["precision"] for record in rows}, key=schema.PRECISIONS.index)
     lines.append(f"- Precision: {', '.join(precisions)}")
     lines += [f"- Date: {day}" for day in [dates(rows)] if day]
-    lines += [f"- Data: {value}" for value in [run_in_words(rows, data_of)] if value]
+    if not _of_several(rows):  # else each page says its own
+        lines += [f"- Data: {value}" for value in [run_in_words(rows, data_of)] if value]
     lines += [f"- Code: {value}" for value in [run_in_words(rows, code_of)] if value]
     lines += [f"- Variables of the environment: {value}" for value in [run_in_words(rows, variables_of)] if value]
     bills = list(spread(rows, environment("software")))

@@ -22,6 +22,7 @@ heading.
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
-from harness.report import axes, curves, latency, launches, options, plots, replicas, what_ran
+from harness.report import axes, building, curves, latency, launches, options, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
 from harness.report.layouts import read_layout
@@ -130,13 +131,13 @@ def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems
     ]
     headlines = [line for layout, rows in found.values() for line in headline_of(layout, rows)]
     lines += ["", "## Headline", "", *headlines] if headlines else [""]
-    missing = [record for record in every if record["status"] != "ok"]
-    if missing or problems:
+    failed = [record for record in every if record["status"] == "failed"]
+    skipped = [record for record in every if record["status"] == "skipped"]
+    if failed or skipped or problems:
         lines += ["## Rows without figures", ""]
-        lines += [
-            f"- {records.record_name(r)}: {r['status']}: {plain(what_ran.reason_in_words(r['reason']))}"
-            for r in missing
-        ]
+        lines += [f"- {records.record_name(r)}: failed: {plain(what_ran.reason_in_words(r['reason']))}" for r in failed]
+        for benchmark, rows in itertools.groupby(skipped, key=lambda record: record["benchmark"]):
+            lines += [f"- {benchmark}: {line}" for line in building.skipped(rows)]
         lines += [f"- {plain(problem.replace(f'{run}{os.sep}', ''))}" for problem in problems]
     return "\n".join(lines).rstrip() + "\n"
 

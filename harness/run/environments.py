@@ -1,7 +1,8 @@
 """Which Python the rows of each framework run with, and what is installed there.
 
 TensorFlow's rows run with this Python. PyTorch and JAX have an environment of their own below it, .venv/torch and .venv/jax, with
-their own CUDA; or TORCH_PYTHON and JAX_PYTHON name a Python whose PyTorch or JAX is used as it is; or they are installed here.
+their own CUDA; or TORCH_PYTHON and JAX_PYTHON name a Python whose PyTorch or JAX is used as it is; or they are installed here, in
+a Python of the user's own. What ./run_tests.sh installs into .venv is for the tests: it makes no row run that did not run before.
 """
 
 import functools
@@ -56,6 +57,8 @@ def missing(framework: str, *also: str) -> str:
         return ""
     found = python(framework)
     where = f"{_variable(framework)}={found}: " if _named(framework) else ""
+    if not where and found == sys.executable and Path(sys.prefix, software.STAMP).is_file():
+        return PEERS
     try:
         lacking, version = _lacking(found, (framework, *MODULES, *also))
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -123,6 +123,8 @@ class Parent:
         out = Path(self.options.out or self._default_out())
         if "resume" in self.flags:
             resume.refuse_other_machine(out, self._names(), self.device)
+            if found := self._contradicts(out, (), self.options.values):
+                raise UserError(f"--resume: {out}: {found}; leave that option out, or choose another folder with --out")
         if found := self._contradicts(out, self._names()):
             raise UserError(f"{out}: {found}: one configuration in a table; choose another folder with --out")
         return out
@@ -141,10 +143,14 @@ class Parent:
             latest[0] if latest and latest[0] in today and latest[0] not in begun else folders.new(self.device, results)
         )
 
-    def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
-        """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some."""
+    def _contradicts(self, out: Path, replaced: Collection[str], of: Collection[str] | None = None) -> str:
+        """In what a record of this script, config, device and precision differs from this run, or ""; replaced: names of some.
+
+        of: the constants that are looked at; None: all.
+        """
         names = (self.benchmark.name, self.constants["CONFIG"], "*", self.device, self.constants["PRECISION"])
-        return resume.other_settings(out / "rows", ".".join(names), replaced, self.constants)
+        constants = {name: value for name, value in self.constants.items() if of is None or name in of}
+        return resume.other_settings(out / "rows", ".".join(names), replaced, constants)
 
     def _points(self) -> list[dict[str, Any]]:
         """The constants that are measured with."""

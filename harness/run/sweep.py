@@ -125,8 +125,8 @@ class Sweep(Parent):
     def _names(self) -> set[str]:
         return {name for point in map(self._at, self.shapes) for name in Parent._names(point)}
 
-    def _contradicts(self, out: Path, replaced: Collection[str]) -> str:
-        found = (Parent._contradicts(self._at(name), out, replaced) for name in self.shapes)
+    def _contradicts(self, out: Path, replaced: Collection[str], of: Collection[str] | None = None) -> str:
+        found = (Parent._contradicts(self._at(name), out, replaced, of) for name in self.shapes)
         return next(filter(None, found), "")
 
     def _run_rows(self) -> None:

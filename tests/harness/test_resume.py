@@ -29,10 +29,22 @@ def test_resume_runs_finished_rows_not_again_and_failed_ones_again(stub):
     assert stub.rows_started() == [], "a row is finished whatever other rows were asked for"
 
 
-def test_resume_runs_rows_again_whose_constants_changed_and_says_so(stub, capfd):
+def test_resume_with_another_constant_is_refused_and_the_records_stay(stub, capfd):
+    assert stub.main("--rows=first") == 0
+    before, _ = stub.record("first"), stub.starts()
+    capfd.readouterr()
+    assert stub.main("--rows=first,second", "--units=32", "--resume") == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: --resume: {stub.out}: ") and error.count("\n") == 1
+    assert "has UNITS=8, this run 32; leave that option out, or choose another folder with --out" in error
+    assert stub.record("first") == before and stub.starts() == []
+
+
+def test_resume_runs_rows_again_whose_header_changed_and_says_so(stub, capfd):
     assert stub.main("--rows=first") == 0
     stub.starts()
-    assert stub.main("--rows=first", "--units=32", "--resume") == 0
+    stub.script.write_text(stub.script.read_text().replace("UNITS = None", "UNITS = 32"))
+    assert stub.main("--rows=first", "--resume") == 0
     assert "--resume: measured anew" in (printed := capfd.readouterr().err) and printed.rstrip().endswith(": first")
     assert stub.rows_started() == ["first 0"]
     assert stub.record("first")["config"]["UNITS"] == 32
