@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 import torch
+from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,7 +44,22 @@ def _leaf(value: object) -> str:
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, torch.UntypedStorage):  # of cuDNN's flat weights; its text would hold an address
         return f"{value.nbytes()} bytes on {value.device}"
+    if isinstance(value, torch.ScriptObject):  # likewise
+        return _boxed(value)
     return repr(value)
+
+
+def _boxed(value: torch.ScriptObject) -> str:
+    """What a collective is given: the reduction by its name, a group of processes by its own."""
+    kind = value._type().name()
+    if kind == "ReduceOp":
+        if not hasattr(distributed.ReduceOp, "unbox"):  # an older PyTorch's stays closed
+            return kind
+        op = distributed.ReduceOp.unbox(value)
+        return next(name for name, known in distributed.ReduceOp.RedOpType.__members__.items() if op == known)
+    if kind == "ProcessGroup":
+        return distributed.ProcessGroup.unbox(value).group_name
+    raise TypeError(f"{kind}: what tells two of them apart is not known: see models/pytorch/difference.py")
 
 
 def ops_of(step: Callable[[], object]) -> Ops:
