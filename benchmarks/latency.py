@@ -143,7 +143,7 @@ LAYOUT = {
     "medium model and of STAC-ML's LSTM_A, LSTM_B and LSTM_C. A point named stream is one step at a time, its states carried; "
     "the others are whole sequences.",
     "tables": [
-        {"title": "One request after the other", "mode": "request", "device": None, "plot": "throughput.value",
+        {"title": "One after the other", "mode": "request", "device": None, "plot": "throughput.value",
          "columns": [
              ["p50, ms", "latency.p50_ms", ".3f"],
              ["p99, ms", "latency.p99_ms", ".3f"],

@@ -290,7 +290,7 @@ def _one_line(error: Exception) -> str:
 
 def _by_reason(failures: dict[str, str]) -> str:
     """{mirror: reason} as "reason (host, host); reason (host)": with no network every host says the same."""
-    hosts: dict[str, list[str]] = {}
+    hosts: dict[str, dict[str, None]] = {}
     for mirror, reason in failures.items():
-        hosts.setdefault(reason, []).append(urllib.parse.urlsplit(mirror).netloc)
+        hosts.setdefault(reason, {})[urllib.parse.urlsplit(mirror).netloc] = None
     return "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hosts.items())

@@ -103,6 +103,10 @@ def is_faster(times: Mapping[str, Sequence[float]] | None) -> bool:
     return bool(times) and speedup(times) >= FASTER and max(times["its"]) < min(times["own"])
 
 
+def is_slower(times: Mapping[str, Sequence[float]] | None) -> bool:
+    return bool(times) and speedup(times) <= 1 / FASTER and min(times["its"]) > max(times["own"])
+
+
 def verdict(found: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Of one candidate: recommended, for what, or why not."""
     if "error" in result:
@@ -110,7 +114,11 @@ def verdict(found: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if not agrees(found, result):
         return "not recommended: its outputs differ by more than the limit"
     faster = [word for key, word in KINDS.items() if is_faster(result.get(key))]
-    return f"faster: {' and '.join(faster)}" if faster else "not clearly faster"
+    slower = [word for key, word in KINDS.items() if is_slower(result.get(key))]
+    found_of = {"faster": faster, "slower": slower}
+    return (
+        "; ".join(f"{what}: {' and '.join(words)}" for what, words in found_of.items() if words) or "not clearly faster"
+    )
 
 
 KINDS = {"training_ms": "training", "forward_ms": "forward"}
@@ -165,9 +173,11 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], m
         parts.append(f"**{name}**: {gain}.")
         parts.append("```python\n" + "\n".join(code) + "\n```")
     if winners:
-        parts.append(
-            "`model`, `optimizer` and `loss` are yours; `wavefront_lstm` installs by `pip install .` in the checkout."
+        ours = any(
+            "wavefront_lstm" in line for each in found["candidates"] if each["name"] in winners for line in each["code"]
         )
+        install = "; `wavefront_lstm` installs by `pip install .` in the checkout" if ours else ""
+        parts.append(f"`model`, `optimizer` and `loss` are yours{install}.")
     elif tried:
         parts.append("Nothing that was tried is clearly faster and computes the same. Leave it as it is.")
     else:

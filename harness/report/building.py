@@ -148,7 +148,7 @@ def build(
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
     return table._replace(
         picture=picture_of(layout, index, group),
-        bars=bars + [_bar(row, spec) for row in extra],
+        bars=bars + [bar for row in extra if (bar := _bar(row, spec)).published or not row.get("published")],
         axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
         caption=machine_line(present),
     )

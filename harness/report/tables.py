@@ -94,8 +94,9 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
     that were skipped are named below the table. `pictures`: the folder from which each table's picture is linked, if any.
     """
     headline = layout.get("headline")
-    if not headline:
-        return []
+    if not headline:  # of requests, in words
+        advice = latency.advice(rows)
+        return [f"**{layout['title']}**", "", *paragraphs(advice)] if advice else []
     spec = layout["tables"][headline["table"]]
     wanted = headline.get("columns") or [column[0] for column in spec["columns"]]
     spec = {**spec, "columns": [column for column in spec["columns"] if column[0] in wanted], "plot": None}

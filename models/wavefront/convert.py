@@ -38,8 +38,15 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
             (keras_config.py); or return_state or stateful as above.
     """
     layers = [layers] if isinstance(layers, keras.layers.Layer) else layers
+    for k, layer in enumerate(layers):
+        inner = layer.forward_layer if isinstance(layer, keras.layers.Bidirectional) else layer
+        if not isinstance(inner, keras.layers.LSTM):
+            given = getattr(layer, "name", repr(layer))
+            raise ValueError(
+                f"layer {k}: {given}, a {type(inner).__name__}, given, expected keras.layers.LSTM or Bidirectional of it"
+            )
     fields, arrays, own = read_keras_layers(layers, OWN)
-    _check_lstm(fields.pop("mode"))
+    del fields["mode"]
     for k, layer in enumerate(layers):
         for name in ("return_state", "stateful"):
             if getattr(layer, name) and name not in kwargs:
@@ -102,7 +109,8 @@ def from_torch(module, **kwargs) -> WavefrontLSTM:
         ImportError: PyTorch is not installed.
     """
     fields, arrays, own = read_torch(module)
-    _check_lstm(fields.pop("mode"))
+    if (mode := fields.pop("mode")) != "lstm":
+        raise ValueError(f"module: a stack of mode {mode} given, expected lstm: WavefrontLSTM has no GRU or RNN")
     spec, weights = StackSpec(**fields), {}
     shapes = list(spec.shapes())
     for name, suffix in zip(shapes[::3], _torch_suffixes(spec), strict=True):
@@ -243,11 +251,10 @@ def _torch_suffixes(spec: StackSpec) -> list[str]:
     return [f"l{layer}{ending}" for layer in range(spec.num_layers) for ending in endings]
 
 
-def _check_lstm(mode: str) -> None:
-    if mode != "lstm":
-        raise ValueError(f"a stack of mode {mode} given, expected lstm: WavefrontLSTM has no GRU or SimpleRNN")
-
-
 def _check_plain(layer: StackLayer, other: str) -> None:
+    if not isinstance(layer, StackLayer):
+        raise ValueError(
+            f"layer: a {type(layer).__name__} given, expected a WavefrontLSTM, or another layer of its kind"
+        )
     if getattr(layer, "layer_normalization", False):
         raise ValueError(f"{layer.name}: layer_normalization=True given, {other} has no counterpart, expected False")

@@ -96,7 +96,14 @@ def test_what_has_no_counterpart_is_refused():
     gru = keras_layers(layouts.StackSpec("gru", 2, UNITS, FEATURES))
     normalized = layer(2, layer_normalization=True, name="stack")
     for convert, given, message in (
-        (from_keras_layers, gru, "a stack of mode gru given, expected lstm: WavefrontLSTM has no GRU"),
+        (from_keras_layers, gru, "a GRU, given, expected keras.layers.LSTM or Bidirectional of it"),
+        (
+            from_keras_layers,
+            keras.layers.Dense(4, name="top"),
+            "layer 0: top, a Dense, given, expected keras.layers.LSTM",
+        ),
+        (to_keras_layers, keras.layers.Dense(4), "layer: a Dense given, expected a WavefrontLSTM"),
+        (to_torch, [layer(2)], "layer: a list given, expected a WavefrontLSTM"),
         (from_keras_layers, [], "configs: no layers given"),
         (from_keras_layers, [keras.layers.LSTM(4)], "is not built"),
         (to_wavefront, cudnn_layer_cases.layer("gru"), "layer: a CudnnGRULayer given, expected CudnnLSTMLayer"),
