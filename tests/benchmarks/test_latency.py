@@ -72,8 +72,10 @@ def test_percentiles_of_single_steps_are_those_of_requests():
     assert latency.steps_of([]) == {}
 
 
-def test_slow_requests_are_fewer_and_a_tenth_at_least():
-    assert [latency.requests_of(10_000, s) for s in (1e-5, 4e-4, 1e-3, 0.01, 1.0)] == [10_000, 10_000, 4000, 1000, 1000]
+def test_slow_requests_are_fewer_and_a_tenth_or_a_minute_of_them_at_least():
+    times, counts = (1e-5, 4e-4, 1e-3, 0.01, 0.06, 0.4, 9.0), [10_000, 10_000, 4000, 1000, 1000, 150, 100]
+    assert [latency.requests_of(10_000, s) for s in times] == counts
+    assert latency.requests_of(300, 9.0) == 6
 
 
 def test_nothing_but_the_request_lies_between_two_readings_of_the_clock(monkeypatch):
@@ -186,7 +188,7 @@ def test_a_row_is_measured_proven_and_drawn(tmp_path):
         assert 20 <= record["latency"]["requests"] <= 200 and len(record["blocks_ms"][0]) == 5
         assert record["memory_peak_bytes"]["resident"] > 10**7
     text = (out / "latency.md").read_text()
-    assert "One request after the other: lstm_a-stream-batch_1, CPU, fp32 (departs" in text
+    assert "One after the other: lstm_a-stream-batch_1, CPU, fp32 (departs" in text
     assert "lstm_a-steps_3-batch_2" in text and "p99, ms" in text and "Percentiles are of all requests" in text
     assert "soonest" not in text, "one row ran"
 
@@ -219,7 +221,18 @@ def test_the_page_says_which_row_answers_soonest_at_each_point_and_how_far_behin
         "by `wavefront` at steps_50-batch_1; `keras_predict` takes 12 to 40 times as long."
     ), "a point with one row that ran is no comparison"
     text, _ = tables.page({**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}}, found)
-    assert text.index("\n## One request") > text.index(f"\n\n{said}\n\n") > 0
+    assert text.index("\n## One after the other") > text.index(f"\n\n{said}\n\n") > 0
+    assert tables.headline_of(LATENCY.LAYOUT, found) == ["**One request**", "", said, ""]
+    assert tables.headline_of(LATENCY.LAYOUT, found[-1:]) == []
+
+
+def test_what_has_no_requests_per_second_is_in_the_table_and_not_in_the_picture():
+    found = served("x", jax_scan=1.0, wavefront=2.0)
+    found = [record | {"config": {"CONFIG": "lstm_a-steps_50-batch_1"}} for record in found]
+    layout = {**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}, "ours": ["wavefront"]}
+    _, [table] = tables.page(layout, found)
+    assert {"STAC-ML, FPGA", "STAC-ML, A100"} < {line[0] for line in table.lines}
+    assert [bar.name for bar in table.bars] == ["jax_scan", "wavefront"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +276,7 @@ def test_published_latencies_stand_beside_the_models_as_they_are_and_no_others()
             record["config"]["CONFIG"] = record["config"]["CONFIG"].replace("quick", "lstm_a")
             record |= rest
         text, _ = tables.page({**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}}, found)
-        return [text.partition(f"## One request after the other: lstm_a-{point}")[2].partition("\n## ")[0]
+        return [text.partition(f"## One after the other: lstm_a-{point}")[2].partition("\n## ")[0]
                 for point in ("steps_50-batch_1", "steps_50-batch_8")]  # fmt: skip
 
     one, eight = drawn()

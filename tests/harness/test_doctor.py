@@ -208,6 +208,19 @@ def test_a_candidate_with_wrong_weights_is_not_recommended_however_fast(tensorfl
         assert ("not recommended" in report.verdict(found, result)) != agrees
 
 
+def test_slower_is_what_is_clearly_so_and_the_layer_is_installed_where_it_is_recommended():
+    found = found_for_report()
+    times = {"forward_ms": {"own": [5, 6, 7], "its": [10, 11, 12]}, "training_ms": {"own": [5, 6], "its": [4.9, 5.5]}}
+    assert report.verdict(found, {"difference": 0.0, **times}) == "slower: forward"
+    times["training_ms"]["its"] = [1.0, 1.1]
+    result = {"difference": 0.0, **times}
+    assert report.verdict(found, result) == "faster: training; slower: forward"
+    assert "pip install" not in report._changes(found, {"planted": result}, "m")
+    code = ["from wavefront_lstm import WavefrontLSTM"]
+    found["candidates"] = [{**each, "code": code} for each in found["candidates"]]
+    assert "installs by `pip install .`" in report._changes(found, {"planted": result}, "m")
+
+
 @pytest.mark.parametrize(
     ("own", "its", "faster"),
     [([10, 11, 12], [5, 6, 7], True), ([10, 11, 12], [9, 9, 10.5], False), ([10, 10, 10], [9.9, 9.8, 9.9], False)],
@@ -220,7 +233,7 @@ def test_faster_is_what_is_clearly_so(own, its, faster):
     rule = (
         "faster in every turn: its slowest turn quicker than the model's quickest, and 1.05× as fast or more by medians"
     )
-    assert ("| faster: forward |" in said) == faster
+    assert ("| faster: forward |" in said) == faster and "slower" not in report.verdict(found, result)
     assert rule in said and rule in (PROJECT / "docs" / "doctor.md").read_text()
 
 

@@ -2,11 +2,14 @@
 
 import functools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from harness.record.machine import PROJECT
 from models import rows
 from models.pytorch.language_model import COMPUTE_DTYPE
 from models.reference import expected, networks
@@ -193,6 +196,29 @@ def test_graph_mismatch_names_the_first_other_op():
     )
     assert "aten.sin" in step_difference(same, ops_of(lambda: (x + 1).cos()))
     assert step_difference(same, same[:1]) == "the timed step has 2 ops, the proven one 1"
+
+
+COLLECTIVES = """
+import torch, torch.distributed as distributed
+from models.pytorch.difference import ops_of, step_difference
+
+distributed.init_process_group("gloo", init_method="file://{file}", rank=0, world_size=1)
+x, other = torch.ones(3), distributed.new_group([0])
+once, again = (ops_of(lambda: distributed.all_reduce(x)) for _ in range(2))
+print(step_difference(once, again) or "same")
+print(step_difference(once, ops_of(lambda: distributed.all_reduce(x, group=other))) or "same")
+if hasattr(distributed.ReduceOp, "unbox"):
+    assert "reduce_op" in step_difference(once, ops_of(lambda: distributed.all_reduce(x, distributed.ReduceOp.MAX)))
+"""
+
+
+def test_collectives_are_told_apart_by_group_and_reduction_and_not_by_an_address(tmp_path):
+    code = COLLECTIVES.format(file=tmp_path / "meeting")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    assert done.stdout.splitlines()[-2:] == [
+        "same",
+        "op 0, c10d.allreduce_.default, differs between the timed and the proven step in process_group",
+    ], done.stderr
 
 
 # --- captured steps -----------------------------------------------------------------------------------------------------
