@@ -25,6 +25,7 @@ from tests.test_lock import entries, locked, versions
 
 PROJECT = Path(__file__).resolve().parents[1]
 PATH = "/usr/local/bin:/usr/bin:/bin"
+OF_THE_USER = ("PYTHON", "PYTHONPATH", "TORCH_PYTHON", "JAX_PYTHON")  # variables that a user may have set
 # A Python whose version can be set, and that takes notes of what it is asked to install.
 PYTHON = """#!/usr/bin/env bash
 here=$(dirname "$0")
@@ -114,7 +115,7 @@ class Checkout:
         write_program(self.bin / "nvidia-smi", f"#!/bin/sh\n{does}\n")
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
-        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "PYTHONPATH")}
+        kept = {key: value for key, value in os.environ.items() if key not in OF_THE_USER}
         return subprocess.Popen(
             [self.root / "run_all.sh", *arguments],
             cwd=self.folder,

@@ -156,6 +156,7 @@ def test_rows_asked_for_are_there_and_each_says_what_must_run(name, device):
 
 def test_row_of_keras_nightly_is_skipped_in_one_line_where_it_is_not_installed(monkeypatch, tmp_path):
     row = {name: SCRIPTS[name].ROWS_TABLE["keras_jax_loop"] for name in ("mnist", "synthetic")}
+    monkeypatch.delenv("JAX_PYTHON", raising=False)
     monkeypatch.setattr(environments, "python", lambda framework: str(tmp_path / "bin" / "python"))
     for name, made in row.items():
         assert made.cannot(constants(name)) == "requirements-jax-keras-nightly.txt not installed: ./run_all.sh --peers"

@@ -177,7 +177,9 @@ def test_resume_says_where_there_is_nothing_to_go_on_with(stub, capfd):
 
 @pytest.fixture
 def without_torch(monkeypatch):
-    """A machine on which PyTorch is not installed; ends with the fixture."""
+    """A Python of the user's own in which PyTorch is not installed; ends with the fixture."""
+    monkeypatch.delenv("TORCH_PYTHON", raising=False)
+    monkeypatch.setattr("harness.record.software.STAMP", "not-of-run_all.sh")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
     return monkeypatch

@@ -138,6 +138,8 @@ def test_unknown_framework_is_refused_by_name():
 
 @pytest.mark.parametrize("found, reason", [(None, "not installed: ./run_all.sh --peers"), (object(), "")])
 def test_peer_that_is_not_installed_is_missing(monkeypatch, found, reason):
+    monkeypatch.delenv("TORCH_PYTHON", raising=False)
+    monkeypatch.setattr("harness.record.software.STAMP", "not-of-run_all.sh")  # a Python of the user's own
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
     monkeypatch.setattr(environments, "python", lambda framework: sys.executable)
     assert environments.missing("torch") == reason
