@@ -26,7 +26,7 @@ CONFIGS = {
 }
 PRESETS = {
     "full": dict(ROWS="all", ROW_LIMIT_S=600.0, ROW_BUDGET_S=300.0),
-    # on a CPU Keras as it comes and without its choice: what the others show there MNIST shows too
+    # on a CPU keras and keras_default alone: what other rows show there MNIST shows too
     "quick": dict(ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront_persistent", EPOCHS=5, ROW_LIMIT_S=180.0,
                   ROW_BUDGET_S=60.0),
 }

@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.measure import clocks
 
-LIMIT_S = 4.0  # s that the requests of a point take; slow ones longer, since a tenth of them is timed,
-LONGEST_S = 60.0  # s: or as many as fit into this, a hundredth at the least
+LIMIT_S = 4.0  # s that the requests of a point take, but for slow ones, of which a tenth is timed
+LONGEST_S = 60.0  # s that this tenth takes at most: of the slowest as many are timed as fit, a hundredth at the least
 SAMPLES = 16  # requests whose answers are held to the reference, besides the last one; which ones no row can know
 JOULES_S = 1.0  # s that what is counted takes at the least: the counter moves some ten times a second
 BUSY = 0.9  # part of the s between two readings of the counter that what is counted takes at the least
@@ -16,7 +16,7 @@ PER_MILLE = {"p50_ms": 500, "p99_ms": 990, "p999_ms": 999}
 
 
 def requests_of(most: int, request_s: float) -> int:
-    """How many requests are timed, of which one takes `request_s`: at most so many, a tenth of that or what fits at the least."""
+    """How many requests are timed, of which one takes `request_s`: at most so many; the least: see LIMIT_S, LONGEST_S."""
     request_s = max(request_s, 1e-9)
     return min(most, max(1, most // 100, min(most // 10, int(LONGEST_S / request_s)), int(LIMIT_S / request_s)))
 

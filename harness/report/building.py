@@ -148,6 +148,7 @@ def build(
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
     return table._replace(
         picture=picture_of(layout, index, group),
+        # A published row none of whose figures is drawn is in the table alone.
         bars=bars + [bar for row in extra if (bar := _bar(row, spec)).published or not row.get("published")],
         axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
         caption=machine_line(present),
@@ -304,8 +305,9 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
         return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}."
     ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
     if max(processes) == 1:
-        several = ", in brackets their range, which says nothing about another process"
-        in_brackets = f" (1){several * any(len(record['blocks_ms'][0]) > 1 for record in timed)}" if ranged else ""
+        in_brackets = " (1)" if ranged else ""
+        if ranged and any(len(record["blocks_ms"][0]) > 1 for record in timed):
+            in_brackets += ", in brackets their range, which says nothing about another process"
         return f"Time per step: median of {each} in one process{in_brackets}."
     text = f"Time per step: median over {_count(processes, 'process', 'processes')} of each one's median of {each}"
     if ranged:
@@ -324,9 +326,9 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
         rest = [record for other, records in of.items() if other != limit for record in records]
         whose = ", ".join(sorted(modes))
         if modes & {record["mode"] for record in rest}:
-            several = len({record["mode"] for record in (*of[limit], *rest)}) > 1
+            of_modes = len({record["mode"] for record in (*of[limit], *rest)}) > 1
             names = dict.fromkeys(
-                f"{record['row']} {record['mode']}" if several else record["row"] for record in of[limit]
+                f"{record['row']} {record['mode']}" if of_modes else record["row"] for record in of[limit]
             )
             whose = listed(list(names), at_most=len(names))
         lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
