@@ -38,6 +38,7 @@ def contradictions(record: Mapping[str, Any]) -> Iterator[Contradiction]:
         yield from _requests(record)
         yield from _single_steps(record)
         yield from _energy(record)
+        yield from _devices(record)
         if record["schema"] > 1:
             yield from _since_2(record)
 
@@ -105,6 +106,13 @@ def _counts(record: Mapping) -> Iterator[Contradiction]:
     processes = {state["process"] for state in record["clocks"] if isinstance(state.get("process"), int)}
     if processes - set(range(len(blocks))):
         yield "clocks", f"a list of processes {sorted(processes)}", f"those of {len(blocks)} processes"
+
+
+def _devices(record: Mapping) -> Iterator[Contradiction]:
+    """A row trained on as many devices as its settings say."""
+    about, replicas = record.get("replicas"), record["config"].get("REPLICAS", 1)
+    if about and about["gpus"] != replicas:
+        yield "replicas", f"a row on {about['gpus']} devices", f"REPLICAS={replicas}"
 
 
 def _steps(record: Mapping) -> Iterator[Contradiction]:

@@ -42,6 +42,11 @@ def _scaling(record: Mapping) -> str:
     return NAME.fullmatch(record["config"]["CONFIG"])[3] or ""
 
 
+def devices(record: Mapping) -> int:
+    """On how many devices it trained."""
+    return record["config"].get("REPLICAS", 1)
+
+
 def speedup(record: Mapping, one: Mapping | None) -> float | None:
     """Throughput over that of the same row on one device; None where one of them is not proven."""
     pair = [found["throughput"] for found in (record, one) if found and found["status"] == "ok"]
@@ -51,8 +56,8 @@ def speedup(record: Mapping, one: Mapping | None) -> float | None:
 def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], notes: Notes) -> Table:
     order = list(layout["rows"])
     present = [record for record in rows if record["status"] != "skipped"] or list(rows)
-    present.sort(key=lambda record: (_place(order, record["row"]), record["config"]["REPLICAS"]))
-    ones = {record["row"]: record for record in present if record["config"]["REPLICAS"] == 1}
+    present.sort(key=lambda record: (_place(order, record["row"]), devices(record)))
+    ones = {record["row"]: record for record in present if devices(record) == 1}
     lines = [_line(layout, record, ones.get(record["row"]), notes) for record in present]
     device, precision = rows[0]["device"], rows[0]["precision"]
     published = layout["replicas"].get("published", [])
@@ -65,10 +70,7 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
         lines = [[*line[:8], line[-1]] for line in lines]
     headings = HEADINGS if extra else [*HEADINGS[:8], HEADINGS[-1]]
     spec = {"mode": layout["replicas"]["mode"], "columns": [["ms", "step_ms", "median_range"]]}
-    shown = [
-        {**record, "row": f"{record['row']} {record['config']['REPLICAS']}", "config": _of_any(record)}
-        for record in present
-    ]
+    shown = [{**record, "row": f"{record['row']} {devices(record)}", "config": _of_any(record)} for record in present]
     return Table(
         title=f"{scaling.capitalize()} scaling: {config}, {device.upper()}, {precision}",
         headings=headings,
@@ -92,7 +94,7 @@ def _of_any(record: Mapping) -> dict[str, Any]:
 
 
 def _line(layout: Mapping, record: Mapping, one: Mapping | None, notes: Notes) -> list[str]:
-    gpus, gain = record["config"]["REPLICAS"], speedup(record, one)
+    gpus, gain = devices(record), speedup(record, one)
     figures = [NONE] * 5
     if record["status"] == "ok":
         communication = (record.get("replicas") or {}).get("communication_ms")

@@ -15,6 +15,7 @@ from tests.record_cases import ERRORS, LATENCY, RUNS, make, proof_of, training_o
 
 WARMUP = {"seconds": 0.3, "batches": 31, "settled": True}
 TWO = [[10.0, 11.0], [10.4, 10.6]]
+TWO_DEVICES = dict(gpus=2, workers=2, hosts=["a"], names=[], link=None, nccl=None, communication_ms=None)
 ONE_STEP = {"p50_ms": 10.6, "p99_ms": 12.0, "steps": 200}
 CONFIG = {"CONFIG": "large", "UNITS": 8, "BATCH_SIZE": 5, "TIME_STEPS": 20, "PROCESSES": 3, "BLOCKS": 2, "EPOCHS": 2}
 
@@ -49,6 +50,10 @@ def change(record, path, value):
     else:
         holder[last] = value(holder[last]) if callable(value) else value
     return changed
+
+
+def on_two_devices():
+    return change(honest(replicas=TWO_DEVICES), "config.REPLICAS", 2)
 
 
 def problem(record):
@@ -121,6 +126,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("stack", "gpu", "joules.batch", 52.6, "a mean power of 5009"),
     ("fit", "gpu", "joules", {"training": 0.2, "epoch": 0.1}, "a mean power of 0.95"),
     ("fit", "gpu", "joules.epoch", 63.0, "of 2 epochs"),
+    ("train", "cpu", "replicas", TWO_DEVICES, "a row on 2 devices, expected REPLICAS=1"),
     ("train", "cpu", "proof.kernel.launches", ..., "a kernel with launches None"),
     ("train", "cpu", "proof.kernel.launches", 0, "a kernel with launches 0"),
     ("train", "gpu", "proof.kernel.launches", 2.5, "a kernel with launches 2.5"),
@@ -151,6 +157,10 @@ def test_honest_record_is_read(mode, device):
 )
 def test_training_with_other_figures_is_read(changes):
     assert schema.validate(honest("fit", **changes), "x.json")
+
+
+def test_row_on_as_many_devices_as_its_settings_say_is_read():
+    assert schema.validate(on_two_devices(), "x.json")
 
 
 def test_times_that_say_no_items_or_are_of_sequences_are_read():
@@ -272,7 +282,7 @@ def complaint(module, folder):
         honest(clocks=[{}]),
         change(honest(), "config", {"CONFIG": "large"}),
     ]
-    good += [change(honest(), "config.TIME_STEPS", None)]
+    good += [change(honest(), "config.TIME_STEPS", None), on_two_devices()]
     good += [change(honest(), "one_step", {**ONE_STEP, **few}) for few in FEW] + [
         change(honest(device="gpu"), "joules", ...)
     ]
