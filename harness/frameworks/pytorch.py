@@ -7,8 +7,8 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from harness.frameworks.small_steps import SIZE, all_gpus, expect, numbers
 # Calls of the CUDA runtime and driver; of these the profile keeps launches of graphs alone.
 RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]\w*")
 GRAPH_LAUNCH = "cudaGraphLaunch"
+TO_HOST = "Memcpy DtoH"  # how a copy to the host begins its name
 
 
 class TorchRuntime:
@@ -118,10 +119,11 @@ class TorchRuntime:
             with profiler.record_function(profiles.PROFILED):
                 function()
             self.sync()
-        found = _what_ran(profile.events(), self._torch.autograd.DeviceType.CUDA)
+        found = _what_ran(_events_of(profile), self._torch.autograd.DeviceType.CUDA)
         if self.device == "cpu":
             found["launches"], found["syncs"] = sum(found["ops"].values()), None
-        return {**found, "to_host_bytes": _bytes_to_host(profile) if self.device == "gpu" else 0}
+        copies = any(name.startswith(TO_HOST) for name in found["kernels"])
+        return {**found, "to_host_bytes": _bytes_to_host(profile) if copies else 0}
 
     def small_steps(self) -> list[tuple[str, Callable[[], str | None]]]:
         """What a row needs of a machine, a step of each kind: (its name, a function that raises or returns a note)."""
@@ -180,24 +182,86 @@ def _bytes_to_host(profile: object) -> int:
         profile.export_chrome_trace(path)
         with open(path, encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
-    copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy DtoH")]
+    copies = [event for event in events if str(event.get("name", "")).startswith(TO_HOST)]
     sizes = [event["args"]["bytes"] for event in copies if "bytes" in event.get("args", {})]
     return sum(map(profiles.counted, sizes))
 
 
-def _what_ran(events: Sequence, cuda: object) -> dict[str, Any]:
-    """The profile of torch.autograd.profiler_util.FunctionEvents; `cuda` is the device type of kernels."""
+class Event(NamedTuple):
+    """What is asked of an event of a profile; times in ns, on the profiler's clock."""
+
+    name: str
+    device_type: object
+    is_user_annotation: bool
+    start_ns: int
+    end_ns: int
+
+
+def _events_of(profile: Any) -> list[Event]:
+    """The events of torch.profiler.profile.events(), which takes ten times as long: it makes a tree of objects of them all.
+
+    An op that runs itself once more and nothing else, on its way through the dispatcher, is one event there, and so here.
+    """
+    from torch.autograd.profiler_util import StringTable, _filter_name
+
+    names = StringTable()  # demangles
+    shown = [
+        event
+        for event in profile.profiler.kineto_results.events()
+        if not (_filter_name(event.name()) or getattr(event, "is_hidden_event", bool)())
+    ]
+    events = [Event(names[e.name()], e.device_type(), e.is_user_annotation(), e.start_ns(), e.end_ns()) for e in shown]
+    parents = _parents([*zip(shown, events, strict=True)])
+    children = Counter(parents.values())
+    again = {k for k, of in parents.items() if children[of] == 1 and events[k].name == events[of].name}
+    return [event for k, event in enumerate(events) if k not in again]
+
+
+def _parents(found: Sequence[tuple[Any, Event]]) -> dict[int, int]:
+    """{number of an event of the host: number of the one within which it ran, on the same thread}
+
+    A call of CUDA's runtime ran on the thread of the op that it is linked to, whatever its own is called.
+    """
+    from torch.autograd import DeviceType
+
+    threads: dict[int, int] = {}  # of ops, by their number
+    own: dict[int, int] = {}
+    for k, (raw, event) in enumerate(found):
+        if event.device_type == DeviceType.CPU and not raw.is_async() and raw.start_thread_id() == raw.end_thread_id():
+            own[k] = raw.start_thread_id()
+            if not raw.linked_correlation_id() and getattr(raw, "external_id", raw.correlation_id)():
+                threads[raw.correlation_id()] = own[k]
+    threads.pop(0, None)  # no number
+    parents, within = {}, {}
+    for k in sorted(own, key=lambda k: (found[k][1].start_ns, -found[k][1].end_ns)):
+        raw, event = found[k]
+        around = within.setdefault(threads.get(raw.linked_correlation_id(), own[k]), [])
+        while around and not _lies_in(event, found[around[-1]][1]):
+            around.pop()
+        if around:
+            parents[k] = around[-1]
+        around.append(k)
+    return parents
+
+
+def _lies_in(event: Event, other: Event) -> bool:
+    return event.start_ns < other.end_ns and event.end_ns <= other.end_ns
+
+
+def _what_ran(events: Iterable[Event], cuda: object) -> dict[str, Any]:
+    """What a profile's events come to; `cuda` is the device type of kernels."""
     ops, kernels, launches, marks, syncs = Counter(), Counter(), 0, [], []
     for event in events:
+        when = event.start_ns, event.end_ns
         if event.is_user_annotation:  # marks such as Optimizer.step#Adam.step, on the host and on the device
             if event.name == profiles.PROFILED and event.device_type != cuda:
-                marks.append((event.time_range.start, event.time_range.end))
+                marks.append(when)
             continue
         if event.device_type == cuda:
-            kernels[event.name] += event.time_range.elapsed_us() / 1e3
+            kernels[event.name] += (event.end_ns - event.start_ns) / 1e6
             launches += profiles.is_kernel(event.name)
         elif profiles.SYNC.fullmatch(event.name):
-            syncs.append((event.time_range.start, event.time_range.end))
+            syncs.append(when)
         elif event.name.startswith(GRAPH_LAUNCH):  # followed by the driver's version: cudaGraphLaunch_v10000
             ops[GRAPH_LAUNCH] += 1
         elif not RUNTIME_CALL.fullmatch(event.name):

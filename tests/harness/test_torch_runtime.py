@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.frameworks import profiles
+from harness.frameworks import profiles, pytorch
 from harness.frameworks.pytorch import TorchRuntime, _what_ran
 from harness.measure.proof import count_of
 from harness.record import machine
@@ -97,13 +97,46 @@ def test_cell_unrolled_over_time_counts_each_of_its_steps():
     assert ops["aten::lstm_cell"] == TIME_STEPS and "aten::lstm" not in ops
 
 
-def event(name, device="cpu", us=0.0, annotation=False, start=0.0):
-    return SimpleNamespace(
-        name=name,
-        device_type=device,
-        is_user_annotation=annotation,
-        time_range=SimpleNamespace(elapsed_us=lambda: us, start=start, end=start + us),
+def both_lists(runtime, monkeypatch, function):
+    """The profile's events: ours, and PyTorch's own."""
+    seen = []
+    monkeypatch.setattr(pytorch, "_events_of", lambda profile: seen.append(profile) or [])
+    runtime.profile(function)
+    monkeypatch.undo()
+    ours = [(e.name, e.device_type, e.is_user_annotation, (e.end_ns - e.start_ns) / 1e3)
+            for e in pytorch._events_of(seen[0])]  # fmt: skip
+    theirs = [(e.name, e.device_type, e.is_user_annotation, e.time_range.elapsed_us()) for e in seen[0].events()]
+    return tuple(
+        sorted(((name, str(kind), mark, round(us * 1e3)) for name, kind, mark, us in found), key=str)
+        for found in (ours, theirs)
     )
+
+
+def several_steps(device):
+    """With ops that run themselves again on their way through the dispatcher, aten::sum and aten::add_."""
+    step, scale = lstm_step(device), torch.ones(3, device=device, requires_grad=True)
+
+    def steps():
+        for _ in range(3):
+            step()
+            (scale * 2.0).sum().backward()
+
+    return steps
+
+
+def test_events_are_those_of_pytorchs_own_list(monkeypatch):
+    ours, theirs = both_lists(TorchRuntime("cpu", "fp32", 1), monkeypatch, several_steps("cpu"))
+    assert ours == theirs and len(ours) > 60
+
+
+@pytest.mark.gpu
+def test_events_of_a_gpu_are_those_of_pytorchs_own_list(gpu, monkeypatch):
+    ours, theirs = both_lists(gpu, monkeypatch, several_steps("cuda:0"))
+    assert ours == theirs and len(ours) > 100
+
+
+def event(name, device="cpu", us=0.0, annotation=False, start=0.0):
+    return pytorch.Event(name, device, annotation, 1000 * start, 1000 * (start + us))
 
 
 def test_profile_of_a_gpu_has_kernels_and_of_the_runtimes_calls_only_graph_launches():
