@@ -38,7 +38,7 @@ CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutori
 PRESETS = {
     "full": dict(CONFIG="large", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=7200.0,
                  ROW_BUDGET_S=120.0),
-    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
+    "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=5, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0, EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),
 }
 RUNS = {                    # what ./run_all.sh starts: one call each

@@ -29,7 +29,7 @@ CONFIGS = {
 PRESETS = {
     "full": dict(CONFIG="published", BLOCKS=5, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=600.0,
                  ROW_BUDGET_S=120.0),
-    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
+    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=5, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0),
 }
 VOCABULARY = None           # words; None: the config's, as for the next five

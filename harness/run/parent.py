@@ -35,6 +35,8 @@ def _missing(name: str, row: Row) -> str:
 class Parent:
     """What all ways to run a script's rows have in common; each of them has a `_run_rows` of its own."""
 
+    COMPARES = False  # whether one row alone says nothing
+
     def __init__(self, benchmark: Benchmark, argv: Sequence[str]) -> None:
         self.benchmark = benchmark
         self.header = options.read_header(benchmark.script)
@@ -159,7 +161,8 @@ class Parent:
     def plan(self) -> dict[str, Any]:
         """What would run: the rows that can, the processes of each, and the points that each process measures.
 
-        "left_out": why the suite goes without this script, or "". Raises UserError for whatever else `run` would refuse.
+        "left_out": why the suite goes without this script, or "". "alone": whether it has a single row, which says nothing by
+        itself: the suite goes without it unless it is asked for. Raises UserError for whatever else `run` would refuse.
         """
         self._check()
         rows = {row: self.benchmark.rows[row].framework for row in self.rows if not self._cannot_run(row)}
@@ -170,6 +173,7 @@ class Parent:
             "budget_s": self.stopping_rule.limit_s,
             "at_once": self.at_once,
             "left_out": self._without_precision(),
+            "alone": self.COMPARES and len(rows) == 1,
         }
 
     def _without_precision(self) -> str:

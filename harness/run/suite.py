@@ -237,10 +237,13 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if found.data:
         common.append(f"--data={jobs.data_of(found)}")
     plans = jobs.plans(folder, planned, common)  # before anything is written: what a script would refuse
-    kept = [(job, ran) for job, ran in zip(planned, plans, strict=True) if not ran["left_out"]]
-    without = [job for job, ran in zip(planned, plans, strict=True) if ran["left_out"]]
-    if without and not kept:
+    both = list(zip(planned, plans, strict=True))
+    without = [job for job, ran in both if ran["left_out"]]
+    if len(without) == len(both):
         raise UserError(plans[0]["left_out"])
+    asked_for = any(option.startswith(("--only", "--rows")) for option in found.written)
+    alone = {job: next(iter(ran["rows"])) for job, ran in both if ran["alone"] and not asked_for}
+    kept = [(job, ran) for job, ran in both if job not in without and job not in alone]
     planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
     if warning := bf16.settle():
         say(warning)
@@ -253,7 +256,11 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if without:
             say(f"left out, having no {found.values['PRECISION']}: {', '.join(map(str, without))}")
-        if left_out := [name for name in chosen if name not in {job.name for job in (*planned, *without)}]:
+        for job, row in alone.items():
+            say(
+                f"left out: {job}: {row} is all that can run here, and is compared with nothing; --only={job.name} runs it"
+            )
+        if left_out := [name for name in chosen if name not in {job.name for job, _ in both}]:
             say(f"left out, having none of --rows: {', '.join(left_out)}")
         config = found.values.get("CONFIG", "")
         own = dict.fromkeys(job.name for job in planned if config not in ("", *headers[job.name].configs))

@@ -45,6 +45,7 @@ if "--plan" in sys.argv:
     no_bf16 = (here.stem in ("mnist", "scaling") or "--train" in sys.argv) and "--precision=bf16" in sys.argv
     left_out = f"--precision=bf16: no row of {here.stem} has it" if no_bf16 else ""
     plan = {"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1, "left_out": left_out}
+    plan["alone"] = here.with_suffix(".alone").exists()
     print(json.dumps(plan))
     sys.exit()
 with open(here.with_name("started"), "a") as file:
@@ -223,6 +224,15 @@ def test_rows_go_to_the_scripts_that_have_them_and_the_others_are_named(scripts,
     expected = [ptb, [*ptb, "--train"], ["synthetic", "--rows=row_of_synthetic"]]
     assert [[entry[0], *sorted(entry[1:])] for entry in started(scripts)] == expected
     assert "left out, having none of --rows: mnist" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asks", ["", "--only=ptb,scaling", "--rows=keras"])
+def test_script_that_compares_goes_with_a_single_row_where_it_is_asked_for(scripts, capsys, asks):
+    (scripts / "scaling.alone").touch()
+    assert run(scripts, *filter(None, [asks])) == 0
+    assert ("scaling" in {name for name, *_ in started(scripts)}) == bool(asks)
+    said = "left out: scaling: keras is all that can run here, and is compared with nothing; --only=scaling runs it"
+    assert (said in capsys.readouterr().out) != bool(asks)
 
 
 def test_scripts_without_the_config_asked_for_are_named(scripts, capsys):
