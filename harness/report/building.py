@@ -29,6 +29,7 @@ from harness.report.provenance import (
     machine_line,
     spread,
     throttling,
+    title_of,
 )
 
 GPU_ONLY = ("gpu_utilisation", "memory_peak_bytes", "share_of_matmul")  # columns that a CPU table does without
@@ -269,7 +270,7 @@ def foot(
 ) -> list[str]:
     """The lines under a table: data, environment, how it was measured; unless brief, clocks, settings, rows not run."""
     lines = []
-    embedded = spread(filter(is_embedded, present), data_of)
+    embedded = spread(filter(is_embedded, present), data_of if brief else title_of)  # the head of a page says why
     if embedded:
         lines.append(f"**Embedded data, not the published set**: {in_words(embedded)}.")
     lines += differences(present)

@@ -54,10 +54,15 @@ def environment(key: str) -> Callable[[Mapping], Any]:
     return lambda record: value_at(record, f"environment.{key}")
 
 
+def title_of(record: Mapping) -> str | None:
+    """The data set's title."""
+    data = value_at(record, "environment.data") or {}
+    return data.get("title") or data.get("name")
+
+
 def data_of(record: Mapping) -> str | None:
     """The data set's title, and what it is where it is not the published one."""
-    data = value_at(record, "environment.data") or {}
-    name = data.get("title") or data.get("name")
+    data, name = value_at(record, "environment.data") or {}, title_of(record)
     if not name or data.get("source") == "real":
         return name
     reason = f": {data['reason']}" if data.get("reason") else ""

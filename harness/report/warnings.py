@@ -49,10 +49,11 @@ def slow_start(record: Mapping) -> str | None:
 
 
 def not_settled(record: Mapping) -> str | None:
-    """Of how many processes the warm-up was given up."""
+    """Of how many of several processes the warm-up was given up."""
     warmups = record.get("warmup", [])
     lost = [warmup for warmup in warmups if not warmup["settled"]]
-    return f"{len(lost)} of {len(warmups)}" if lost else None
+    several = f"{len(lost)} of {len(warmups)} processes" if len(warmups) > 1 else ""
+    return several if lost else None
 
 
 def shared_gpu(record: Mapping) -> str | None:
@@ -104,14 +105,16 @@ WARNINGS: dict[str, Mark] = {
     f"Drift over {_percent(DRIFT)}, each process slower or faster than the one before": drift,
     f"First block over {_percent(SLOW_START)} slower than the others": slow_start,
     f"Launches over {_percent(launches.RATIO - 1)} off the committed record of the same row": launches.changed,
-    "Warm-up not settled within its limit (processes)": not_settled,
+    "Warm-up not settled within its limit": not_settled,
 }
 
 
 def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
     """The warnings under a table of these rows, one line per kind; brief: at most six rows a line."""
     timed = [record for record in rows if record["status"] == "ok" and record["blocks_ms"]]
-    found = {what: {r["row"]: value for r in timed if (value := mark(r))} for what, mark in WARNINGS.items()}
+    found = {
+        what: {r["row"]: value for r in timed if (value := mark(r)) is not None} for what, mark in WARNINGS.items()
+    }
     said = [f"**{what}**: {_rows(values, brief)}." for what, values in found.items() if values]
     ended: dict[str, list[str]] = {}
     for record in timed:
@@ -126,7 +129,7 @@ def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
 def _rows(values: Mapping[str, str], brief: bool) -> str:
     shown = list(values)[: _most(values, brief)]
     more = f" and {len(values) - len(shown)} more" if len(values) > len(shown) else ""
-    return ", ".join(f"`{row}` {plain(values[row])}" for row in shown) + more
+    return ", ".join(f"`{row}` {plain(values[row])}".rstrip() for row in shown) + more
 
 
 def _most(names: Sequence | Mapping, brief: bool) -> int:

@@ -214,8 +214,9 @@ def test_the_head_names_machine_software_data_and_code(tmp_path):
 def test_embedded_data_is_said_under_every_table_and_in_the_headline(tmp_path):
     data = {"name": "topics", "title": "text of pydoc_data.topics", "source": "embedded", "reason": "asked for"}
     text = page_of(tmp_path / "run", make(environment={"data": data}))
-    said = "**Embedded data, not the published set**: text of pydoc_data.topics (embedded: asked for)."
-    assert said in text and said in tables.headline(tmp_path / "run")
+    said = "**Embedded data, not the published set**: text of pydoc_data.topics"
+    assert f"{said}." in text and f"{said} (embedded: asked for)." in tables.headline(tmp_path / "run")
+    assert "- Data: text of pydoc_data.topics (embedded: asked for)" in text
     assert "Embedded" not in page_of(tmp_path / "real", make())
 
 
