@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every benchmark on this machine and writes the tables: ./run_all.sh, options in ./run_all.sh --help
+# Runs the benchmarks on this machine and writes the tables: ./run_all.sh, options in ./run_all.sh --help
 # Makes .venv on the first run (Python 3.10 to 3.13): TensorFlow with CUDA where nvidia-smi answers, else without.
 # With --peers also .venv/torch and .venv/jax, each with its own CUDA; without them the rows of PyTorch and JAX are skipped.
 # TORCH_PYTHON=... and JAX_PYTHON=... name a Python whose PyTorch or JAX is used as it is instead, as PYTHON=... does for TensorFlow.

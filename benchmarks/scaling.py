@@ -4,6 +4,8 @@ python benchmarks/scaling.py                                        # every poin
 python benchmarks/scaling.py --rows=wavefront,torch_lstm --axes="units=128,512 batch=1,8"
 python benchmarks/scaling.py --units=650 --num-layers=2             # units and layers fixed; batch and steps vary
 python benchmarks/scaling.py --list
+
+./run_all.sh runs it where there are rows to compare: on a CPU with --peers, or where --only or --rows names it.
 """
 
 import sys

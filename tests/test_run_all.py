@@ -68,7 +68,7 @@ import json
 import sys
 if "--plan" in sys.argv:
     plan = {"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0, "at_once": 1}
-    plan |= {"left_out": "", "alone": False}
+    plan |= {"left_out": "", "alone": ""}
     print(json.dumps(plan))
     sys.exit()
 print("row starts")

@@ -220,7 +220,7 @@ def _events_of(profile: Any) -> list[Event]:
 def _parents(found: Sequence[tuple[Any, Event]]) -> dict[int, int]:
     """{number of an event of the host: number of the one within which it ran, on the same thread}
 
-    A call of CUDA's runtime ran on the thread of the op that it is linked to, whatever its own is called.
+    A call of CUDA's runtime is put on the thread of the op that it is linked to, whatever thread it reports, as PyTorch does.
     """
     from torch.autograd import DeviceType
 
@@ -229,9 +229,9 @@ def _parents(found: Sequence[tuple[Any, Event]]) -> dict[int, int]:
     for k, (raw, event) in enumerate(found):
         if event.device_type == DeviceType.CPU and not raw.is_async() and raw.start_thread_id() == raw.end_thread_id():
             own[k] = raw.start_thread_id()
+            # Not of runtime calls without an op, which CUPTI numbers by itself.
             if not raw.linked_correlation_id() and getattr(raw, "external_id", raw.correlation_id)():
                 threads[raw.correlation_id()] = own[k]
-    threads.pop(0, None)  # no number
     parents, within = {}, {}
     for k in sorted(own, key=lambda k: (found[k][1].start_ns, -found[k][1].end_ns)):
         raw, event = found[k]

@@ -339,8 +339,8 @@ def _multiple(count: int, of: int) -> int:
 
 def block_size(batch_s: float, timed_batches: int, min_block_s: float) -> int:
     """Batches in a block, from the seconds that one batch takes."""
-    if (slow := slow_from(batch_s)) is not None:
-        return min(SLOW[slow], timed_batches)
+    if (slow := slow_from(batch_s)) is not None and SLOW[slow] < timed_batches:
+        return SLOW[slow]
     blocks_to_fill = min_block_s / max(batch_s * timed_batches, 1e-9)
     return timed_batches * max(1, -int(-blocks_to_fill // 1))
 

@@ -460,7 +460,7 @@ class Proof:
             self.dropout(same_masks(blocks))
         together = np.asarray(blocks, np.float64)  # [blocks, steps]
         limit = DROPOUT_SPREAD_LIMIT if dropout else SPREAD_LIMIT
-        steps = self.steps_before_chaos(SPREAD_STEPS)
+        steps = min(self.steps_before_chaos(SPREAD_STEPS), together.shape[1])
         apart = float(relative_range(together[:, :steps]).max())
         self.hold("spread", apart, f"the timed blocks' first {steps} losses, all from the same weights", limit)
         means = float(relative_range(together.mean(axis=1)))

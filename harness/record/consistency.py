@@ -110,9 +110,9 @@ def _counts(record: Mapping) -> Iterator[Contradiction]:
 
 def _devices(record: Mapping) -> Iterator[Contradiction]:
     """A row trained on as many devices as its settings say."""
-    about, replicas = record.get("replicas"), record["config"].get("REPLICAS", 1)
-    if about and about["gpus"] != replicas:
-        yield "replicas", f"a row on {about['gpus']} devices", f"REPLICAS={replicas}"
+    devices, replicas = (record.get("replicas") or {"gpus": 1})["gpus"], record["config"].get("REPLICAS", 1)
+    if devices != replicas:
+        yield "replicas", f"a row on {devices} device{'s' * (devices > 1)}", f"REPLICAS={replicas}"
 
 
 def _steps(record: Mapping) -> Iterator[Contradiction]:

@@ -49,7 +49,7 @@ def slow_start(record: Mapping) -> str | None:
 
 
 def not_settled(record: Mapping) -> str | None:
-    """Of how many of several processes the warm-up was given up."""
+    """In how many processes the warm-up was given up; "" where there is one."""
     warmups = record.get("warmup", [])
     lost = [warmup for warmup in warmups if not warmup["settled"]]
     several = f"{len(lost)} of {len(warmups)} processes" if len(warmups) > 1 else ""
@@ -95,7 +95,8 @@ def _timed(record: Mapping, *keys: str) -> list[Mapping]:
     return found or [state for state in states if state.get("when") == "end"]
 
 
-# What is said of the rows, and how a row is found to have it, with a figure; in the order in which they stand under a table.
+# What is said of the rows, in the order in which it stands under a table, and how a row is found to have it: a figure, or ""
+# where the row's name says all.
 WARNINGS: dict[str, Mark] = {
     "Another process on the GPU": shared_gpu,
     "Clocks throttled": throttled,

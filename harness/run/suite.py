@@ -1,4 +1,4 @@
-"""Runs every benchmark of the suite, one after the other, and draws the tables: what run_all.sh starts.
+"""Runs the benchmarks of the suite, one after the other, and draws the tables: what run_all.sh starts.
 
     python -m harness.run.suite                                   # full with an NVIDIA GPU, quick without
     python -m harness.run.suite --only=mnist,ptb --rows=keras,keras_cudnn --out=results/mine
@@ -241,8 +241,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     without = [job for job, ran in both if ran["left_out"]]
     if len(without) == len(both):
         raise UserError(plans[0]["left_out"])
-    asked_for = any(option.startswith(("--only", "--rows")) for option in found.written)
-    alone = {job: next(iter(ran["rows"])) for job, ran in both if ran["alone"] and not asked_for}
+    asked_for = _asked_for(found, headers, out if resume else None)
+    alone = {job: ran["alone"] for job, ran in both if ran["alone"] and job.name not in asked_for}
+    if len(without) + len(alone) == len(both):
+        alone = {}
     kept = [(job, ran) for job, ran in both if job not in without and job not in alone]
     planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
     if warning := bf16.settle():
@@ -285,6 +287,24 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     for line in failed:
         say(line)
     return status
+
+
+def _asked_for(found: Options, headers: Mapping[str, Header], resumed: Path | None) -> set[str]:
+    """The scripts that the user wants even with a single row.
+
+    By --only or --rows all that are chosen; one whose header names rows, one that has a constant of the command line alone, and
+    one of which the resumed run has records.
+    """
+    if any(option.startswith(("--only", "--rows")) for option in found.written):
+        return {*headers}
+    wanted = set()
+    for name, header in headers.items():
+        others = [other.constants for other in headers.values() if other is not header]
+        rows = header.constants.get("ROWS")
+        wanted |= {name} if rows and rows.default not in ("all", None) else set()
+        wanted |= {name for constant in found.values if not any(constant in constants for constants in others)}
+        wanted |= {name} if resumed and any((resumed / "rows").glob(f"{name}.*.json")) else set()
+    return wanted
 
 
 def _begun_with(out: Path) -> object | None:
@@ -400,7 +420,7 @@ def help_text(headers: Mapping[str, Header]) -> str:
     """The options of the suite, then the constants of the scripts' headers with the scripts that have them."""
     flags = {name: text for flags in (OWN_FLAGS, *SCRIPT_FLAGS.values()) for name, text in flags.items()}
     table = [*USAGE, *((f"--{name.replace('_', '-')}", text) for name, text in flags.items())]
-    lines = ["Runs every benchmark on this machine and writes the tables.", ""]
+    lines = ["Runs the benchmarks on this machine and writes the tables.", ""]
     lines += ["usage: ./run_all.sh [options] [--NAME=value ...]", ""]
     lines += [f"  {option:28}{text}" for option, text in table]
     lines += ["", "Constants of the scripts' headers (benchmarks/*.py --help explains them):"]

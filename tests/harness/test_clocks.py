@@ -76,6 +76,7 @@ def test_block_of_slow_batches_has_fewer():
     seconds = (0.1001, 0.0999, 0.0501, 0.0499, 0.0201, 0.0199)
     assert [clocks.block_size(s, 50, 0.25) for s in seconds] == [5, 10, 10, 20, 20, 50]
     assert clocks.block_size(10.0, 3, 0.25) == 3
+    assert [clocks.block_size(s, 5, 0.21) for s in (0.03, 0.05, 0.2)] == [10, 5, 5], "and still fill the time"
 
 
 def test_block_has_an_end_even_if_the_clock_saw_no_time_pass():

@@ -127,6 +127,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("fit", "gpu", "joules", {"training": 0.2, "epoch": 0.1}, "a mean power of 0.95"),
     ("fit", "gpu", "joules.epoch", 63.0, "of 2 epochs"),
     ("train", "cpu", "replicas", TWO_DEVICES, "a row on 2 devices, expected REPLICAS=1"),
+    ("train", "cpu", "config.REPLICAS", 2, "a row on 1 device, expected REPLICAS=2"),
     ("train", "cpu", "proof.kernel.launches", ..., "a kernel with launches None"),
     ("train", "cpu", "proof.kernel.launches", 0, "a kernel with launches 0"),
     ("train", "gpu", "proof.kernel.launches", 2.5, "a kernel with launches 2.5"),

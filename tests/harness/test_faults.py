@@ -178,7 +178,7 @@ if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
     numbers = '"processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1'
-    sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": false, ' + numbers + "}"))
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": "", ' + numbers + "}"))
 out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
 here = Path(__file__)
 code = "import sys; from harness.record import records; records.open_run(sys.argv[1])"
@@ -322,7 +322,7 @@ if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
     numbers = '"processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1'
-    sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": false, ' + numbers + "}"))
+    sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": "", ' + numbers + "}"))
 with open(Path(__file__).with_name("seen"), "a") as file:
     file.write(Path(__file__).stem + "\\n")
 if Path(__file__).stem == "mnist":

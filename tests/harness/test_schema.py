@@ -185,7 +185,7 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key(key, value):
         ("environment", {"data": None, "packages": None, "notes": None, "variables": None}),
         ("environment", {"variables": {"XLA_FLAGS": "--xla"}}),
         ("config", {"CONFIG": "small", "CONFIGS": None}),
-        ("config", {"CONFIG": "small", "REPLICAS": 2}),
+        ("config", {"CONFIG": "small", "REPLICAS": 1}),
         ("spent_s", 0),
         ("one_step", ONE_STEP),
         ("one_step", {**ONE_STEP, "p99_ms": None, "steps": 20}),

@@ -45,7 +45,9 @@ if "--plan" in sys.argv:
     no_bf16 = (here.stem in ("mnist", "scaling") or "--train" in sys.argv) and "--precision=bf16" in sys.argv
     left_out = f"--precision=bf16: no row of {here.stem} has it" if no_bf16 else ""
     plan = {"rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0, "at_once": 1, "left_out": left_out}
-    plan["alone"] = here.with_suffix(".alone").exists()
+    plan["alone"] = "keras" if here.with_suffix(".alone").exists() else ""
+    if plan["alone"]:
+        del rows["{row}"]
     print(json.dumps(plan))
     sys.exit()
 with open(here.with_name("started"), "a") as file:
@@ -233,6 +235,37 @@ def test_script_that_compares_goes_with_a_single_row_where_it_is_asked_for(scrip
     assert ("scaling" in {name for name, *_ in started(scripts)}) == bool(asks)
     said = "left out: scaling: keras is all that can run here, and is compared with nothing; --only=scaling runs it"
     assert (said in capsys.readouterr().out) != bool(asks)
+
+
+ALONE = "is all that can run here"
+
+
+def test_script_that_compares_goes_with_a_single_row_by_a_constant_that_it_alone_has_or_rows_in_its_header(
+    scripts, capsys
+):
+    (scripts / "synthetic.alone").touch()
+    assert run(scripts, "--noise=0.2") == 0 and "synthetic" in {name for name, *_ in started(scripts)}
+    script = scripts / "scaling.py"
+    (scripts / "scaling.alone").touch()
+    script.write_text(script.read_text().replace('ROWS = "all"', 'ROWS = "keras"'))
+    assert run(scripts, "--noise=0.2") == 0 and "scaling" in {name for name, *_ in started(scripts)}
+    assert ALONE not in capsys.readouterr().out
+
+
+def test_resumed_run_goes_on_with_a_script_that_it_has_records_of(scripts, capsys):
+    (scripts / "scaling.alone").touch()
+    assert run(scripts) == 0 and "scaling" not in {name for name, *_ in started(scripts)}
+    (scripts.parent / "out" / "rows").mkdir(exist_ok=True)
+    (scripts.parent / "out" / "rows" / "scaling.only.keras.stack.cpu.fp32.json").write_text("{}")
+    assert run(scripts, "--resume") == 0 and "scaling" in {name for name, *_ in started(scripts)}
+    assert capsys.readouterr().out.count(ALONE) == 1
+
+
+def test_scripts_that_compare_run_with_a_single_row_where_there_are_no_others(scripts, capsys):
+    for name in NAMES:
+        (scripts / f"{name}.alone").touch()
+    assert run(scripts) == 0
+    assert {name for name, *_ in started(scripts)} == {*NAMES} and ALONE not in capsys.readouterr().out
 
 
 def test_scripts_without_the_config_asked_for_are_named(scripts, capsys):

@@ -1,6 +1,7 @@
 """A benchmark along axes: which points there are, one process for many of them, and what becomes of each."""
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pytest
 from harness.errors import UserError
 from harness.record import machine, records
 from harness.run import options, sweep
+from harness.run.benchmark import PLAN_FLAG
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("stub_sweep.py")
@@ -36,12 +38,12 @@ class Stub:
         command = [sys.executable, str(self.script), *self.arguments(*options)]
         return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
-    def main(self, *options: str) -> int:
-        """The script's exit status; its parent runs in this process, its rows in their own as always."""
+    def main(self, *options: str, plan: bool = False) -> int:
+        """The script's exit status; its parent runs in this process, its rows in their own as always. plan: it only plans."""
         spec = importlib.util.spec_from_file_location("stub", self.script)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return sweep.main(module.BENCHMARK, self.arguments(*options))
+        return sweep.main(module.BENCHMARK, [*[PLAN_FLAG] * plan, *self.arguments(*options)])
 
     def starts(self) -> list[str]:
         log = self.folder / "starts"
@@ -94,6 +96,14 @@ def test_wrong_axes_are_told_with_what_is_expected(text, said):
 def test_wrong_axes_end_the_script_before_anything_runs(stub):
     done = stub.run("--axes=layers=1")
     assert done.returncode == 2 and done.stderr.startswith("error: --axes: 'layers=1'") and not stub.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "alone"), [("good", "good"), ("good,needs_gpu", "good"), ("good,raises", ""), ("needs_gpu", "")]
+)
+def test_plan_names_the_only_row_that_can_run(stub, rows, alone, capsys):
+    assert stub.main(f"--rows={rows}", plan=True) == 0
+    assert json.loads(capsys.readouterr().out)["alone"] == alone
 
 
 def test_every_point_is_measured_in_one_process_and_has_its_own_record_and_reference(stub):

@@ -127,6 +127,31 @@ def several_steps(device):
 def test_events_are_those_of_pytorchs_own_list(monkeypatch):
     ours, theirs = both_lists(TorchRuntime("cpu", "fp32", 1), monkeypatch, several_steps("cpu"))
     assert ours == theirs and len(ours) > 60
+    assert sum(name == "aten::sum" for name, *_ in ours) == 6, "not also what each ran itself"
+
+
+def test_call_of_the_runtime_lies_in_the_op_that_it_is_linked_to_and_not_in_another():
+    """An op that runs itself and nothing else is one; with a call besides they are two. A call without an op is none's."""
+    cpu = torch.autograd.DeviceType.CPU
+
+    def raw(name, number, start, end, linked=0, thread=2, external=None):
+        values = {"name": name, "device_type": cpu, "is_user_annotation": False, "start_ns": start, "end_ns": end,
+                  "is_async": False, "start_thread_id": thread, "end_thread_id": thread, "correlation_id": number,
+                  "linked_correlation_id": linked, "external_id": number if external is None else external}  # fmt: skip
+        return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+
+    def names(*events):
+        results = SimpleNamespace(events=lambda: events)
+        found = pytorch._events_of(SimpleNamespace(profiler=SimpleNamespace(kineto_results=results)))
+        return sorted(event.name for event in found)
+
+    twice = raw("aten::sum", 1, 0, 100), raw("aten::sum", 2, 10, 90)
+    assert names(*twice) == ["aten::sum"]
+    assert names(*twice, raw("cudaLaunchKernel", 7, 20, 30, linked=2, thread=1)) == ["aten::sum", "cudaLaunchKernel"]
+    both = ["aten::sum", "aten::sum", "cudaLaunchKernel"]
+    assert names(*twice, raw("cudaLaunchKernel", 7, 92, 95, linked=1, thread=1)) == both
+    free = raw("cudaLaunchKernel", 1, 20, 30, thread=1, external=0)  # with an op's number
+    assert names(*twice, free, raw("cudaLaunchKernel", 7, 92, 95, linked=1, thread=1)) == sorted([*both, free.name()])
 
 
 @pytest.mark.gpu
