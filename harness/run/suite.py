@@ -239,11 +239,11 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     plans = jobs.plans(folder, planned, common)  # before anything is written: what a script would refuse
     both = list(zip(planned, plans, strict=True))
     without = [job for job, ran in both if ran["left_out"]]
-    if len(without) == len(both):
+    if without and len(without) == len(both):
         raise UserError(plans[0]["left_out"])
     asked_for = _asked_for(found, headers, out if resume else None)
     alone = {job: ran["alone"] for job, ran in both if ran["alone"] and job.name not in asked_for}
-    if len(without) + len(alone) == len(both):
+    if len(without) + len(alone) == len(both):  # nothing else is left
         alone = {}
     kept = [(job, ran) for job, ran in both if job not in without and job not in alone]
     planned, parts = [job for job, _ in kept], _parts(kept, preset, device)
