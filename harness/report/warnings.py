@@ -49,7 +49,7 @@ def slow_start(record: Mapping) -> str | None:
 
 
 def not_settled(record: Mapping) -> str | None:
-    """In how many processes the warm-up was given up; "" where there is one."""
+    """In how many of the row's processes the warm-up was given up; "" where it has one alone."""
     warmups = record.get("warmup", [])
     lost = [warmup for warmup in warmups if not warmup["settled"]]
     several = f"{len(lost)} of {len(warmups)} processes" if len(warmups) > 1 else ""

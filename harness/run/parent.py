@@ -35,8 +35,6 @@ def _missing(name: str, row: Row) -> str:
 class Parent:
     """What all ways to run a script's rows have in common; each of them has a `_run_rows` of its own."""
 
-    COMPARES = False  # whether its tables do nothing but compare rows
-
     def __init__(self, benchmark: Benchmark, argv: Sequence[str]) -> None:
         self.benchmark = benchmark
         self.header = options.read_header(benchmark.script)
@@ -161,9 +159,9 @@ class Parent:
     def plan(self) -> dict[str, Any]:
         """What would run: the rows that can, the processes of each, and the points that each process measures.
 
-        "left_out": why the suite goes without this script, or "". "alone": the only row that can run, of a script that does
-        nothing but compare; the suite goes without it unless it is asked for; else "". Raises UserError for whatever else `run`
-        would refuse.
+        "left_out": why the suite goes without this script, or "". "alone": the only row that can run, of a script whose tables
+        compare rows along axes: the suite goes without it unless it is asked for; else "". Raises UserError for whatever else
+        `run` would refuse.
         """
         self._check()
         rows = {row: self.benchmark.rows[row].framework for row in self.rows if not self._cannot_run(row)}
@@ -174,7 +172,7 @@ class Parent:
             "budget_s": self.stopping_rule.limit_s,
             "at_once": self.at_once,
             "left_out": self._without_precision(),
-            "alone": next(iter(rows)) if self.COMPARES and len(rows) == 1 else "",
+            "alone": next(iter(rows)) if "axes" in self.benchmark.layout and len(rows) == 1 else "",
         }
 
     def _without_precision(self) -> str:

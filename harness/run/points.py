@@ -42,8 +42,6 @@ def read_points(text: str) -> dict[str, dict[str, int | bool]]:
 class Points(sweep.Sweep):
     """Runs each row at all points."""
 
-    COMPARES = False  # a row says something by itself
-
     def _shapes(self):
         points = read_points(self.constants["POINTS"])
         return {f"{self.constants['CONFIG']}-{name}": shape for name, shape in points.items()}

@@ -50,8 +50,6 @@ def names(text: str) -> list[str]:
 class Parent(sweep.Sweep):
     """Runs each row at all points, one point after the other. Itself at none of them."""
 
-    COMPARES = False  # a row says something by itself
-
     def _shapes(self) -> dict[str, dict[str, Any]]:
         batch, config, shapes = self.constants["BATCH_SIZE"], self.constants["CONFIG"], {}
         for count in counts(self.constants["REPLICAS"]):

@@ -88,8 +88,6 @@ class SweptRow:
 class Sweep(Parent):
     """Runs each row at all points. Itself at the centre."""
 
-    COMPARES = True
-
     def __init__(self, script: Benchmark, argv: Sequence[str]) -> None:
         super().__init__(script, argv)
         if not {"help", "list"} & self.flags:
