@@ -143,8 +143,9 @@ LAYOUT = {
         "over those of the same row on one GPU; efficiency: speedup by GPUs.",
         "N GPUs are held to the float64 reference of one device with the whole batch: outputs, losses, gradients, updates. After "
         "the timed blocks all replicas' weights are the same, bit by bit.",
-        "A block took as long as in the worker where it took longest. Communication: the time of NCCL's kernels in a profiled "
-        "step, of which a part may overlap with the backward pass; it includes waiting for the other GPU.",
+        "A block took as long as in the worker where it took longest. Communication: the time of NCCL's kernels in a step, over "
+        "a profiled block, in the worker where they took least; where one process has all GPUs the mean of these, which includes "
+        "waiting. A part of it may overlap with the backward pass.",
         "Published: the tutorial's BasicLSTMCell, large config, on two NVIDIA Tesla P40, TensorFlow 1.8; 15,000 words/s on one.",
         "On a CPU replicas are processes, or devices that TensorFlow or JAX make of one CPU, which share its cores: such figures "
         "say nothing about GPUs.",

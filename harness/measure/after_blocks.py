@@ -32,13 +32,16 @@ def hold_block(
     timed: tuple[Callable[[Any], Any], Sequence[Any], int],
     one: Mapping[str, Any],
     moved: Mapping[str, np.ndarray] | None,
-) -> None:
+) -> tuple[Mapping[str, Any], int]:
     """Run a block like the timed ones, from the same start, and hold its work and what it did to the weights.
 
     Args:
         timed: step, batches and batches per block, as of harness.measure.clocks.time_blocks.
         one: the profile of one step on the first batch, which the proof held.
         moved: what the last timed block left of all weights; None where no two blocks are alike.
+
+    Returns:
+        The profile of its last steps, and how many they are.
     """
     step, batches, size = timed
     alike = len({_shapes(batch) for batch in batches}) == 1
@@ -57,9 +60,10 @@ def hold_block(
     if alike:  # else one step is no measure of another
         _hold_work(proof, one, 1, first, round_, "the block's first")
     steps(round_, size - last)
+    profiled = first, round_
     if last:
-        profile = runtime.profile(lambda: steps(size - last, size))
-        _hold_work(proof, first, round_, profile, last, "the block's last")
+        profiled = runtime.profile(lambda: steps(size - last, size)), last
+        _hold_work(proof, first, round_, *profiled, "the block's last")
     if moved is not None:
         ended = trial.weights()
         changes = [{name: w[name] - start[name] for name in start} for w in (moved, ended)]
@@ -67,6 +71,7 @@ def hold_block(
         if not abs(lengths[0] - lengths[1]) <= MOVED_LIMIT * lengths[1]:
             why = f"the timed block moved the weights by {lengths[0]:.4g}, the same block untimed by {lengths[1]:.4g}"
             proof.failures.setdefault("replay", f"{why}, limit {MOVED_LIMIT:.0%}")
+    return profiled
 
 
 def _hold_work(proof: Proof, less: Mapping, steps: int, more: Mapping, times: int, which: str) -> None:

@@ -31,6 +31,7 @@ class ReplicatedMeasurement(StepMeasurement):
     def __init__(self, job: Mapping[str, Any], *arguments: Any) -> None:
         self.gpus, self._link = job["replicas"]["gpus"], job["replicas"]["link"]
         self.group = Group.of_job(job)
+        self._communication_ms: float | None = None  # of a step; measured in a row's first process
         super().__init__(job, *arguments)
         getattr(self.runtime, "over_all_devices", lambda: None)()  # of one process that has several
 
@@ -39,10 +40,10 @@ class ReplicatedMeasurement(StepMeasurement):
         self.group.at(WORKS)
         parts = super().steps(trial, *arguments, details=False)
         for part in parts.values():
-            part["replicas"] = self._about(part.pop("communication_ms", None))
+            part["replicas"] = self._about()
         return parts
 
-    def _about(self, communication_ms: float | None) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         """Of the record: every GPU, how they are linked, the library that adds up, and the hosts."""
         found = machine.gpus() if self.device == "gpu" else []
         everywhere = self.group.told([gpu.name for gpu in found])
@@ -53,7 +54,7 @@ class ReplicatedMeasurement(StepMeasurement):
             "names": [name for own in everywhere for name in own],
             "link": self._link,
             "nccl": cuda_libraries.nccl() if self.device == "gpu" else None,
-            "communication_ms": communication_ms,
+            "communication_ms": self._communication_ms,
         }
 
     # -- in step -------------------------------------------------------------------------------------------------------
@@ -84,8 +85,6 @@ class ReplicatedMeasurement(StepMeasurement):
                 "kernel", f"no kernel on the GPU matches {ALL_REDUCE.pattern}: nothing was added up"
             )
         self._shared(proof)
-        own = self.gpus // self.group.size  # GPUs of this process
-        self._communication_ms = sum(ms for name, ms in kernels.items() if COMMUNICATION.search(name)) / own
         return proof, {**profile, "launches": self._agree(profile["launches"])}
 
     def _time(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> tuple[dict, int]:
@@ -93,15 +92,18 @@ class ReplicatedMeasurement(StepMeasurement):
         times, size = super()._time(trial, mode, proof, *arguments)
         self.group.at(WORKS)
         times["blocks_ms"] = [max(block) for block in zip(*self.group.told(times["blocks_ms"]), strict=True)]
-        if self.device == "gpu":
-            times["communication_ms"] = self._communication_ms
         self._hold_weights(trial, proof)
         self._shared(proof)
         return times, size
 
-    def _after_blocks(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> None:
-        super()._after_blocks(trial, mode, proof, *arguments)
+    def _after_blocks(self, trial: Any, mode: str, proof: Proof, *arguments: Any) -> tuple[Mapping[str, Any], int]:
+        profile, steps = super()._after_blocks(trial, mode, proof, *arguments)
         self._shared(proof)
+        if self.device == "gpu":
+            # A kernel of NCCL's waits for the other GPUs: what it takes itself is what it takes where it waits least.
+            own = sum(ms for name, ms in profile["kernels"].items() if COMMUNICATION.search(name))
+            self._communication_ms = min(self.group.told(own / (self.gpus // self.group.size) / steps))
+        return profile, steps
 
     # -- what only replicas are held to --------------------------------------------------------------------------------
 

@@ -222,11 +222,13 @@ class StepMeasurement(RowProcess):
         """Losses [n] of what a block's steps returned."""
         return self.runtime.to_numpy(block)
 
-    def _after_blocks(self, trial: Any, mode: str, proof: Proof, profile: dict, size: int) -> None:
-        """See harness.measure.after_blocks."""
+    def _after_blocks(
+        self, trial: Any, mode: str, proof: Proof, profile: dict, size: int
+    ) -> tuple[Mapping[str, Any], int]:
+        """See harness.measure.after_blocks; what its hold_block returns."""
         training = mode == "train"
         moved = trial.weights() if training and "dropout_losses" not in self.reference else None
         if training:
             after_blocks.hold_next_steps(proof, trial, self.reference, size)
             self._phases.over("proof: next steps")
-        after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)
+        return after_blocks.hold_block(self.runtime, proof, trial, (*timed_of(trial, mode), size), profile, moved)

@@ -1,14 +1,15 @@
 """The language model on several devices, in TensorFlow: as a user of tf.distribute has it, and one compiled step per device.
 
     StrategyModel   variables and optimizer of a tf.distribute.Strategy, the step in its `run`
-    BucketModel     a model on each device of this process, as on a single one; all gradients lie in one flat tensor, which the
-                    strategy's collective adds up between the two halves of the step, forward and backward pass, and update
+    BucketModel     the model of a single device on this process' only one; all gradients lie in one flat tensor, which a
+                    collective adds up inside the step: on a GPU the whole step, NCCL included, is one XLA program
 
 Both give the optimizer the mean of all replicas' gradients, before they are clipped. (Keras' own `clipnorm` and `global_clipnorm`
 clip each replica's before they are added up.)
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from models.tf.language_model import COMPUTE_DTYPE, LanguageModel, _Traced
 from models.weights.canonical import stack_size
 
 TIMEOUT_S = 50.0  # of one collective
+GROUP_KEY, INSTANCE_KEY = 7001, 7001  # of BucketModel's; tf.distribute counts its own from 1
 
 
 def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
@@ -149,9 +151,10 @@ class BucketModel(_OfStrategy, LanguageModel):
     Args:
         stack: of LanguageModel, as the others, which are of the whole batch.
         strategy, group: of the replicas.
+        on_gpu: whether that device is one.
     """
 
-    def __init__(self, stack, weights, states, batches, optimizer, *, strategy, group, **options):
+    def __init__(self, stack, weights, states, batches, optimizer, *, strategy, group, on_gpu, **options):
         _OfStrategy.__init__(self, strategy, group)
         if self.replicas != 1:
             raise ValueError(f"{self.replicas} devices in a process given, expected one")
@@ -159,7 +162,11 @@ class BucketModel(_OfStrategy, LanguageModel):
         LanguageModel.__init__(self, stack, weights, own, batches, optimizer, **options)
         half = functools.partial(tf.function, jit_compile=True) if self.jit_compile else lambda function: function
         self._first_half, self._second_half = half(self._to_bucket), half(self._from_bucket)
-        self._train = _Traced(self._train_step, jit_compile=False)
+        # XLA has collectives on GPUs alone: on a CPU the two halves are programs of their own, and a ring adds up between them.
+        self._hint = "nccl" if on_gpu else "ring"
+        # The embedding's gradient has a row of each word of the batch, or of the vocabulary: what is less goes into the bucket.
+        self._by_rows = self.size * self.batches[0][0].shape.num_elements() < self.embedding.shape[0]
+        self._train = _Traced(self._train_step, jit_compile=self.jit_compile and on_gpu)
 
     def stage(self, tokens, targets):
         return super().stage(*(part_of(ids, self.group.rank, self.group.size) for ids in (tokens, targets)))
@@ -174,31 +181,53 @@ class BucketModel(_OfStrategy, LanguageModel):
         super()._set_start(arrays, None if states is None else states_of(states, self.group.rank, self.group.size))
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
-        bucket, final_states = self._first_half(tokens, targets, states)
-        return self._second_half(self._added_up(bucket)), final_states
+        words = self._gathered(tf.reshape(tokens, [-1])) if self._by_rows else None
+        bucket, final_states = self._first_half(tokens, targets, states, words)
+        return self._second_half(self._added_up(bucket), words), final_states
 
-    def _to_bucket(self, tokens, targets, states):
-        """(all gradients and the loss in one tensor, final states)"""
-        gradients, loss, final_states = self._gradients(tokens, targets, states)
-        parts = [
-            *(tf.reshape(tf.convert_to_tensor(gradient), [-1]) for gradient in gradients),
-            [tf.cast(loss, gradients[1].dtype)],
-        ]
-        return tf.concat(parts, 0), final_states
+    def _to_bucket(self, tokens, targets, states, words):
+        """(all gradients and the loss in one tensor, final states); words: of all replicas, where the embedding goes by rows."""
+        [embedding, *gradients], loss, final_states = self._gradients(tokens, targets, states)
+        if self._by_rows:
+            places = tf.gather(_first_places(words, self.embedding.shape[0]), embedding.indices)
+            embedding = tf.math.unsorted_segment_sum(embedding.values, places, words.shape[0])
+        parts = [*map(tf.convert_to_tensor, [embedding, *gradients]), tf.cast(loss, tf.float32)]
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0), final_states
 
     def _added_up(self, bucket: tf.Tensor) -> tf.Tensor:
-        def add_up(own):
-            own = tf.identity(own)  # of this replica's device, which the strategy asks for
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        return tf.raw_ops.CollectiveReduceV2(input=bucket, merge_op="Add", final_op="Id", **self._collective(0))
 
-        return self.strategy.run(add_up, args=(bucket,))
+    def _gathered(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Of all replicas, in the order of their ranks."""
+        words = tf.raw_ops.CollectiveGatherV2(input=tokens, **self._collective(1))
+        return tf.reshape(words, [self.size * tokens.shape[0]])  # TensorFlow does not know how many they are
 
-    def _from_bucket(self, bucket):
+    def _collective(self, instance: int) -> dict[str, Any]:
+        return {
+            "group_size": self.size,
+            "group_key": GROUP_KEY,
+            "instance_key": INSTANCE_KEY + instance,
+            "ordering_token": [],
+            "communication_hint": self._hint,
+            "timeout_seconds": TIMEOUT_S,
+        }
+
+    def _from_bucket(self, bucket, words):
         """The update by a bucket of all replicas' sums; the mean of their losses."""
         shapes = [v.shape for v in self.variables]
+        if self._by_rows:
+            shapes[0] = tf.TensorShape([words.shape[0], shapes[0][1]])
         *gradients, loss = tf.split(bucket * (1.0 / self.size), [*(shape.num_elements() for shape in shapes), 1])
-        self._update([tf.reshape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)])
+        gradients = [tf.reshape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        if self._by_rows:  # a word has one row that is not 0: in whatever order they are added up, the sum is the same
+            gradients[0] = tf.math.unsorted_segment_sum(gradients[0], words, self.embedding.shape[0])
+        self._update(gradients)
         return loss[0]
+
+
+def _first_places(words: tf.Tensor, vocabulary: int) -> tf.Tensor:
+    """Where each word [vocabulary] comes first in `words` [n]; anything for one that does not."""
+    return tf.math.unsorted_segment_min(tf.range(words.shape[0]), words, vocabulary)
 
 
 def build(
@@ -232,5 +261,8 @@ def build(
     make_optimizer = functools.partial(kinds[kind], learning_rate)
     options |= {"strategy": made, "group": group}
     if bucket:
-        return BucketModel(make_stack(), weights, states, batches, make_optimizer(), **options)
+        on_gpu = "GPU" in device
+        if on_gpu:  # where XLA's communicators of several processes meet; NCCL reads it when the first one is made
+            os.environ["NCCL_COMM_ID"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return BucketModel(make_stack(), weights, states, batches, make_optimizer(), on_gpu=on_gpu, **options)
     return StrategyModel(make_stack, weights, states, batches, make_optimizer, **options)

@@ -88,12 +88,14 @@ def test_a_row_without_an_all_reduce_is_caught_beside_one_that_has_it(script):
         # with dropout, clipping and states that are carried
         pytest.param("ptb_medium", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
         pytest.param("ptb_medium", "wavefront_workers", marks=slow),
+        # with fewer words in all than in a batch
+        pytest.param("ptb_medium --vocabulary=30", "wavefront_workers", marks=slow),
         pytest.param("ptb_medium", "jax_sharded,keras_jax_parallel", marks=slow),
     ],
 )
 def test_two_replicas_take_the_steps_of_one_device_with_the_whole_batch(script, config, rows):
     needs_peers(rows)
-    ran = script(f"--config={config}", f"--rows={rows}")
+    ran = script(*f"--config={config}".split(), f"--rows={rows}")
     assert {row: record["reason"] for row, record in ran.records.items()} == dict.fromkeys(rows.split(","), "")
     for record in ran.records.values():
         about = record["replicas"]

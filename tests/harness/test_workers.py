@@ -166,19 +166,38 @@ def test_those_hang_that_the_others_wait_for(found, last):
     assert workers.hanging(found, 45.0) == [found[k] for k in last]
 
 
-def profiled(gpus, kernels):
-    """The failures of a proof on so many GPUs whose profiled step had these kernels, and the ms of communication."""
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def measurement_on(gpus):
     measurement = object.__new__(ReplicatedMeasurement)
     measurement.device, measurement.gpus, measurement.group = "gpu", gpus, Group()
-    proof = Proof("fp32")
-    found = (proof, {"kernels": kernels, "launches": 3})
-    with mock.patch.object(StepMeasurement, "_prove", lambda *_: found):
+    return measurement
+
+
+def profiled(gpus, kernels):
+    """The failures of a proof on so many GPUs whose profiled step had these kernels."""
+    measurement, proof = measurement_on(gpus), Proof("fp32")
+    with mock.patch.object(StepMeasurement, "_prove", lambda *_: (proof, {"kernels": kernels, "launches": 3})):
         measurement._prove(None, "train")
-    return proof.failures, measurement._communication_ms
+    return proof.failures
 
 
 def test_a_profile_without_nccl_fails_on_several_gpus():
-    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    assert profiled(2, {nccl: 0.5, "gemm": 1.0}) == ({}, 0.25)  # of both GPUs of one process
-    assert profiled(1, {"gemm": 1.0}) == ({}, 0.0)
-    assert "nothing was added up" in profiled(2, {"ncclDevKernel_Broadcast": 0.1, "gemm": 1.0})[0]["kernel"]
+    assert profiled(2, {NCCL: 0.5, "gemm": 1.0}) == {}
+    assert profiled(1, {"gemm": 1.0}) == {}
+    assert "nothing was added up" in profiled(2, {"ncclDevKernel_Broadcast": 0.1, "gemm": 1.0})["kernel"]
+
+
+@pytest.mark.parametrize("others, expected", [([], 0.01), ([0.05], 0.02), ([0.005], 0.005)])
+def test_communication_is_that_of_a_step_where_a_gpu_waits_least(others, expected):
+    """Of a profiled block of 10 steps on two GPUs, of one process or of two; others: what the other worker has found."""
+    measurement = measurement_on(2)
+    measurement.group = SimpleNamespace(size=1 + len(others), told=lambda own: [own, *others])
+    block = {"kernels": {NCCL: 0.1, "ncclDevKernel_Broadcast": 0.1, "gemm": 9.0}}, 10
+    with (
+        mock.patch.object(StepMeasurement, "_after_blocks", lambda *_: block),
+        mock.patch.object(ReplicatedMeasurement, "_shared", lambda *_: None),
+    ):
+        measurement._after_blocks(None, "train", Proof("fp32"))
+    assert measurement._communication_ms == pytest.approx(expected)
