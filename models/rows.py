@@ -553,7 +553,7 @@ def _of_torch(what: str, single: str, **rest: Any) -> ReplicatedRow:
 
 
 _MIRRORED, _WORKERS = "MirroredStrategy", "MultiWorkerMirroredStrategy, a process for each"
-_BUCKET = "a process for each, all gradients added up in one tensor; on GPUs the whole step, NCCL included, is one XLA program"
+_BUCKET = "a process for each, gradients added up inside the step; on GPUs all of it, NCCL included, is one XLA program"
 REPLICATED: dict[str, ReplicatedRow] = {
     "keras_mirrored": _of_strategy(
         f"keras.layers.LSTM(use_cudnn=False), {_MIRRORED}", "keras", "mirrored", one_process=True

@@ -1,8 +1,8 @@
 """The language model on several devices, in TensorFlow: as a user of tf.distribute has it, and one compiled step per device.
 
     StrategyModel   variables and optimizer of a tf.distribute.Strategy, the step in its `run`
-    BucketModel     the model of a single device on this process' only one; all gradients lie in one flat tensor, which a
-                    collective adds up inside the step: on a GPU the whole step, NCCL included, is one XLA program
+    BucketModel     the model of a single device on this process' only one; collectives inside the step add up its gradients, the
+                    small ones in one flat tensor: on a GPU the whole step, NCCL included, is one XLA program
 
 Both give the optimizer the mean of all replicas' gradients, before they are clipped. (Keras' own `clipnorm` and `global_clipnorm`
 clip each replica's before they are added up.)
@@ -22,7 +22,8 @@ from models.tf.language_model import COMPUTE_DTYPE, LanguageModel, _Traced
 from models.weights.canonical import stack_size
 
 TIMEOUT_S = 50.0  # of one collective
-GROUP_KEY, INSTANCE_KEY = 7001, 7001  # of BucketModel's; tf.distribute counts its own from 1
+KEY = 7001  # of BucketModel's collectives; tf.distribute counts its own from 1
+LARGE = 2**20  # elements; a gradient of as many takes about as long to copy as NCCL needs for one more call
 
 
 def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
@@ -161,12 +162,12 @@ class BucketModel(_OfStrategy, LanguageModel):
         own = states_of(states, group.rank, group.size)
         LanguageModel.__init__(self, stack, weights, own, batches, optimizer, **options)
         half = functools.partial(tf.function, jit_compile=True) if self.jit_compile else lambda function: function
-        self._first_half, self._second_half = half(self._to_bucket), half(self._from_bucket)
+        self._first_half, self._second_half = half(self._to_parts), half(self._from_parts)
         # XLA has collectives on GPUs alone: on a CPU the two halves are programs of their own, and a ring adds up between them.
-        self._hint = "nccl" if on_gpu else "ring"
-        # The embedding's gradient has a row of each word of the batch, or of the vocabulary: what is less goes into the bucket.
+        self._hint, self._whole = "nccl" if on_gpu else "ring", self.jit_compile and on_gpu
+        # The embedding's gradient has a row for each word of the batch, or of the vocabulary: what is less is added up.
         self._by_rows = self.size * self.batches[0][0].shape.num_elements() < self.embedding.shape[0]
-        self._train = _Traced(self._train_step, jit_compile=self.jit_compile and on_gpu)
+        self._train = _Traced(self._train_step, jit_compile=self._whole)
 
     def stage(self, tokens, targets):
         return super().stage(*(part_of(ids, self.group.rank, self.group.size) for ids in (tokens, targets)))
@@ -181,48 +182,67 @@ class BucketModel(_OfStrategy, LanguageModel):
         super()._set_start(arrays, None if states is None else states_of(states, self.group.rank, self.group.size))
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
-        words = self._gathered(tf.reshape(tokens, [-1])) if self._by_rows else None
-        bucket, final_states = self._first_half(tokens, targets, states, words)
-        return self._second_half(self._added_up(bucket), words), final_states
+        words = self._of_all(tf.reshape(tokens, [-1])) if self._by_rows else None
+        parts, final_states = self._first_half(tokens, targets, states, words)
+        return self._second_half(self._added_up(parts), words), final_states
 
-    def _to_bucket(self, tokens, targets, states, words):
-        """(all gradients and the loss in one tensor, final states); words: of all replicas, where the embedding goes by rows."""
+    def _to_parts(self, tokens, targets, states, words):
+        """(what is added up: the bucket, then each large gradient; final states); words: of all replicas, for `_by_rows`."""
         [embedding, *gradients], loss, final_states = self._gradients(tokens, targets, states)
         if self._by_rows:
             places = tf.gather(_first_places(words, self.embedding.shape[0]), embedding.indices)
             embedding = tf.math.unsorted_segment_sum(embedding.values, places, words.shape[0])
         parts = [*map(tf.convert_to_tensor, [embedding, *gradients]), tf.cast(loss, tf.float32)]
-        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0), final_states
+        bucket = tf.concat([tf.reshape(part, [-1]) for part in parts if not _is_large(part.shape)], 0)
+        return [bucket, *(part for part in parts if _is_large(part.shape))], final_states
 
-    def _added_up(self, bucket: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.CollectiveReduceV2(input=bucket, merge_op="Add", final_op="Id", **self._collective(0))
+    def _added_up(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Each the sum of all replicas'."""
+        sums: list[tf.Tensor] = []
+        for number, part in enumerate(parts, 1):
+            if sums and self._whole:  # in one order in all processes, each of which compiles for itself
+                sums[-1], part = tf.raw_ops.XlaOptimizationBarrier(input=[sums[-1], part])
+            sums.append(self._collective(part, number))
+        return sums
 
-    def _gathered(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Of all replicas, in the order of their ranks."""
-        words = tf.raw_ops.CollectiveGatherV2(input=tokens, **self._collective(1))
-        return tf.reshape(words, [self.size * tokens.shape[0]])  # TensorFlow does not know how many they are
+    def _collective(self, own: tf.Tensor, number: int) -> tf.Tensor:
+        """The sum of all replicas' tensors of that number."""
+        return tf.raw_ops.CollectiveReduceV2(
+            input=own,
+            group_size=self.size,
+            group_key=KEY,
+            instance_key=KEY + number,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint=self._hint,
+            timeout_seconds=TIMEOUT_S,
+        )
 
-    def _collective(self, instance: int) -> dict[str, Any]:
-        return {
-            "group_size": self.size,
-            "group_key": GROUP_KEY,
-            "instance_key": INSTANCE_KEY + instance,
-            "ordering_token": [],
-            "communication_hint": self._hint,
-            "timeout_seconds": TIMEOUT_S,
-        }
+    def _of_all(self, tokens: tf.Tensor) -> tf.Tensor:
+        """The words of all replicas, in the order of their ranks, added up: XLA has no CollectiveGatherV2 in TensorFlow 2.21."""
+        words, after = tokens.shape[0], self.size - self.group.rank - 1
+        placed = tf.pad(tokens, [[self.group.rank * words, after * words]])
+        return self._collective(placed, 0)
 
-    def _from_bucket(self, bucket, words):
-        """The update by a bucket of all replicas' sums; the mean of their losses."""
-        shapes = [v.shape for v in self.variables]
+    def _from_parts(self, parts, words):
+        """The update by the sums of all replicas' parts; the mean of their losses."""
+        shapes = [*(v.shape for v in self.variables), tf.TensorShape([])]
         if self._by_rows:
             shapes[0] = tf.TensorShape([words.shape[0], shapes[0][1]])
-        *gradients, loss = tf.split(bucket * (1.0 / self.size), [*(shape.num_elements() for shape in shapes), 1])
-        gradients = [tf.reshape(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        bucket, *large = (part * (1.0 / self.size) for part in parts)
+        small = iter(tf.split(bucket, [shape.num_elements() for shape in shapes if not _is_large(shape)]))
+        large = iter(large)
+        *gradients, loss = (tf.reshape(next(large if _is_large(shape) else small), shape) for shape in shapes)
         if self._by_rows:  # a word has one row that is not 0: in whatever order they are added up, the sum is the same
             gradients[0] = tf.math.unsorted_segment_sum(gradients[0], words, self.embedding.shape[0])
         self._update(gradients)
-        return loss[0]
+        return loss
+
+
+def _is_large(shape: tf.TensorShape) -> bool:
+    """Whether a gradient is added up by itself: to copy it into the bucket would take longer than one more call of NCCL's."""
+    return shape.num_elements() >= LARGE
 
 
 def _first_places(words: tf.Tensor, vocabulary: int) -> tf.Tensor:
