@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from models.replicas import Group, Replica, part_of, states_of
 from models.tf.language_model import COMPUTE_DTYPE, LanguageModel, _Traced
@@ -201,7 +202,7 @@ class BucketModel(_OfStrategy, LanguageModel):
         sums: list[tf.Tensor] = []
         for number, part in enumerate(parts, 1):
             if sums and self._whole:  # in one order in all processes, each of which compiles for itself
-                sums[-1], part = tf.raw_ops.XlaOptimizationBarrier(input=[sums[-1], part])
+                sums[-1], part = gen_xla_ops.xla_optimization_barrier([sums[-1], part])
             sums.append(self._collective(part, number))
         return sums
 
