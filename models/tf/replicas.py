@@ -24,6 +24,9 @@ from models.weights.canonical import stack_size
 
 TIMEOUT_S = 50.0  # of one collective
 KEY = 7001  # of BucketModel's collectives; tf.distribute counts its own from 1
+# Each process compiles for itself. Where XLA chooses by times which of its generators makes a fusion, sums of a gradient's norm
+# may be taken in another order on another GPU, and the weights differ in their last bits.
+UNTUNED = "--xla_gpu_experimental_enable_fusion_autotuner=false"
 LARGE = 2**20  # elements; a gradient of as many takes about as long to copy as NCCL needs for one more call
 
 
@@ -176,6 +179,9 @@ class BucketModel(_OfStrategy, LanguageModel):
     def _staged_targets(self, targets):
         return self.stage(targets, targets)[1]
 
+    def notes(self, mode):
+        return [*super().notes(mode), *([f"compiled with {UNTUNED}"] if self._whole else [])]
+
     def own_parts(self, tensor):
         return [self.numpy(tensor)]
 
@@ -283,7 +289,10 @@ def build(
     options |= {"strategy": made, "group": group}
     if bucket:
         on_gpu = "GPU" in device
-        if on_gpu:  # where XLA's communicators of several processes meet; NCCL reads it when the first one is made
+        if on_gpu:
+            # Where XLA's communicators of several processes meet: NCCL reads it when the first one is made.
             os.environ["NCCL_COMM_ID"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            # XLA reads these when it first compiles.
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNTUNED}".strip()
         return BucketModel(make_stack(), weights, states, batches, make_optimizer(), on_gpu=on_gpu, **options)
     return StrategyModel(make_stack, weights, states, batches, make_optimizer, **options)
