@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
-from harness.record import machine
+from harness.record import machine, records
 from models import rows
 from models.wavefront import WavefrontLSTM, softmax, tune
 from tests import cases
@@ -28,6 +28,18 @@ def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
     proof = Proof(label)
     proof.outputs(cases.language_model(row, executed_in).outputs(), cases.language_model_reference()["outputs"])
     return proof.record()["failed"]
+
+
+def test_two_gpus_take_the_steps_of_one_with_the_whole_batch(tmp_path):
+    if len(machine.gpus()) < 2:
+        pytest.skip("there is one GPU")
+    sizes = ["--config=ptb_medium", "--units=128", "--embedding=128", "--vocabulary=2000"]
+    options = ["--rows=wavefront_persistent_workers", "--scaling=weak", "--blocks=2", "--data=embedded"]
+    script = [sys.executable, "benchmarks/multi_gpu.py", "--quick", "--device=gpu", f"--out={tmp_path / 'out'}"]
+    ran = subprocess.run([*script, *sizes, *options], capture_output=True, text=True, timeout=400)
+    found, problems = records.read_run(tmp_path / "out")
+    assert (ran.returncode, problems) == (0, []), ran.stderr
+    assert {record["replicas"]["gpus"]: record["reason"] for record in found} == {1: "", 2: ""}
 
 
 # --- language models ----------------------------------------------------------------------------------------------------
