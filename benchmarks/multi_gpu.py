@@ -34,7 +34,7 @@ CONFIGS = {
                   BATCH_SIZE=8, LEARNING_RATE=1e-3, LOSS_SCALE=65536.0, KEEP_PROB=1.0),
 }
 PRESETS = {
-    "full": dict(CONFIG="stacked_lm", BLOCKS=3, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0,
+    "full": dict(CONFIG="stacked_lm", BLOCKS=3, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=600.0,
                  ROW_BUDGET_S=180.0),
     "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0),
@@ -142,7 +142,7 @@ LAYOUT = {
         "On one GPU a row is the single-GPU row of its name, with nothing of the others around it. Speedup: words per second "
         "over those of the same row on one GPU; efficiency: speedup by GPUs.",
         "N GPUs are held to the float64 reference of one device with the whole batch: outputs, losses, gradients, updates. After "
-        "the timed blocks all replicas' weights are the same, bit by bit.",
+        "the timed blocks all replicas' weights have to be the same, bit by bit.",
         "A block took as long as in the worker where it took longest. Communication: the time of NCCL's kernels in a step, over "
         "a profiled block, in the worker where they took least; where one process has all GPUs the mean of these, which includes "
         "waiting. A part of it may overlap with the backward pass.",

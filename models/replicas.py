@@ -6,7 +6,6 @@ replicas; weights and gradients are each replica's own. NumPy only; a framework'
 methods.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -106,15 +105,16 @@ class Replica(trial.LanguageModelTrial):
 
     def reference_step(self, setup, number, update):
         """As of LanguageModelTrial; the first process computes it for all, whose weights are the same."""
-        shapes = {name: array.shape for name, array in self.weights().items()} if update else {}
         if self.group.rank:
             self._states_now(), self._words(number)  # of all replicas: everybody has a part of them
-            own = np.empty(0)
+            loss, updates = 0.0, {}
         else:
             loss, updates = super().reference_step(setup, number, update)
-            own = np.concatenate([[loss], *(updates[name].ravel() for name in shapes)])
-        loss, *updates = np.split(self.group.gather(own)[0], np.cumsum([1, *map(math.prod, shapes.values())])[:-1])
-        return float(loss[0]), {name: array.reshape(shapes[name]) for name, array in zip(shapes, updates, strict=True)}
+        if self.group.size == 1:
+            return loss, updates
+        [loss, *_] = self.group.gather(loss)
+        names = self.weights() if update else ()
+        return float(loss), {name: self.group.gather(updates.get(name, 0.0))[0] for name in names}
 
     def _words(self, number: int) -> list[np.ndarray]:
         return [self.joined(ids) for ids in self.batches[number % len(self.batches)]]

@@ -512,6 +512,7 @@ class ReplicatedRow:
         factory: as of Row; it takes `group` and `replicas` besides, and the arguments of the single row's that it names.
         collective: the op that has to run in a step on a CPU, once for each replica of a process whose ops are counted.
         one_process: one process has all devices, instead of one each.
+        environment: what is added to these variables of each of several processes on GPUs.
     """
 
     what: str
@@ -520,6 +521,7 @@ class ReplicatedRow:
     collective: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     one_process: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def row(self) -> Row:
@@ -548,12 +550,25 @@ def _of_strategy(what: str, single: str, strategy: str, **rest: Any) -> Replicat
     return ReplicatedRow(what, single, "models.tf.replicas.build", COLLECTIVE_REDUCE, arguments, **rest)
 
 
+# Each process compiles for itself. Where XLA chooses by times which of its generators makes a fusion, sums of a gradient's norm
+# may be taken in another order on another GPU, and the weights come to differ.
+UNTUNED = "--xla_gpu_experimental_enable_fusion_autotuner=false"
+
+
+def _of_bucket(single: str) -> ReplicatedRow:
+    what = (
+        "a process for each, gradients added up inside the step; on GPUs all of it, NCCL included, is one XLA program"
+    )
+    return _of_strategy(
+        f"{single}, {what}", single, "multi_worker", arguments={"bucket": True}, environment={"XLA_FLAGS": UNTUNED}
+    )
+
+
 def _of_torch(what: str, single: str, **rest: Any) -> ReplicatedRow:
     return ReplicatedRow(what, single, "models.pytorch.replicas.build", TORCH_ALL_REDUCE, **rest)
 
 
 _MIRRORED, _WORKERS = "MirroredStrategy", "MultiWorkerMirroredStrategy, a process for each"
-_BUCKET = "a process for each, gradients added up inside the step; on GPUs all of it, NCCL included, is one XLA program"
 REPLICATED: dict[str, ReplicatedRow] = {
     "keras_mirrored": _of_strategy(
         f"keras.layers.LSTM(use_cudnn=False), {_MIRRORED}", "keras", "mirrored", one_process=True
@@ -565,10 +580,8 @@ REPLICATED: dict[str, ReplicatedRow] = {
     "keras_cudnn_workers": _of_strategy(
         f"keras.layers.LSTM(use_cudnn=True), {_WORKERS}", "keras_cudnn", "multi_worker"
     ),
-    "wavefront_workers": _of_strategy(f"wavefront, {_BUCKET}", "wavefront", "multi_worker", arguments={"bucket": True}),
-    "wavefront_persistent_workers": _of_strategy(
-        f"wavefront_persistent, {_BUCKET}", "wavefront_persistent", "multi_worker", arguments={"bucket": True}
-    ),
+    "wavefront_workers": _of_bucket("wavefront"),
+    "wavefront_persistent_workers": _of_bucket("wavefront_persistent"),
     "torch_ddp": _of_torch("PyTorch: nn.LSTM, DistributedDataParallel", "torch_lstm"),
     "torch_bucket": _of_torch(
         "PyTorch: nn.LSTM, all gradients added up in one tensor, op by op", "torch_lstm", arguments={"bucket": True}

@@ -33,8 +33,14 @@ def failures_of_outputs(row: str, label: str, executed_in: str) -> list[str]:
 def test_two_gpus_take_the_steps_of_one_with_the_whole_batch(tmp_path):
     if len(machine.gpus()) < 2:
         pytest.skip("there is one GPU")
-    sizes = ["--config=ptb_medium", "--units=128", "--embedding=128", "--vocabulary=2000"]
-    options = ["--rows=wavefront_persistent_workers", "--scaling=weak", "--blocks=2", "--data=embedded"]
+    sizes = ["--config=ptb_medium", "--units=128", "--embedding=768", "--vocabulary=10000"]  # two gradients are large
+    options = [
+        "--rows=wavefront_persistent_workers",
+        "--scaling=weak",
+        "--blocks=2",
+        "--processes=2",
+        "--data=embedded",
+    ]
     script = [sys.executable, "benchmarks/multi_gpu.py", "--quick", "--device=gpu", f"--out={tmp_path / 'out'}"]
     ran = subprocess.run([*script, *sizes, *options], capture_output=True, text=True, timeout=400)
     found, problems = records.read_run(tmp_path / "out")

@@ -5,7 +5,7 @@ worker's times count; a row fails in all workers where it fails in one; and a bl
 After the timed blocks every replica's weights have to be the same, bit by bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,13 +109,19 @@ class ReplicatedMeasurement(StepMeasurement):
 
     def _hold_weights(self, trial: Any, proof: Proof) -> None:
         """Fail where a replica's weights are not the first one's, bit by bit."""
-        own: Callable = getattr(trial, "own_weights", list)
-        every = [weights for worker in self.group.told([_digests(weights) for weights in own()]) for weights in worker]
+        own: Sequence = getattr(trial, "own_weights", list)()
+        every = [weights for worker in self.group.told([_digests(weights) for weights in own]) for weights in worker]
         for number, weights in enumerate(every[1:], 1):
             other = [k for k, pair in enumerate(zip(every[0], weights, strict=True)) if pair[0] != pair[1]]
             if other:
-                why = f"after the timed blocks replica {number} has other weights than replica 0: tensors {other}"
-                proof.failures.setdefault("replicas", why)
+                by = max(self._difference(own, k, number) for k in other)
+                why = f"replica {number} has other weights than replica 0: tensors {other}, by up to {by:.2g}"
+                proof.failures.setdefault("replicas", f"after the timed blocks {why}")
+
+    def _difference(self, own: Sequence, tensor: int, number: int) -> float:
+        """Of a replica's tensor from the first one's, by the largest of its elements."""
+        every = np.concatenate(self.group.gather(np.stack([weights[tensor] for weights in own]).astype(np.float64)))
+        return np.abs(every[number] - every[0]).max() / max(np.abs(every[0]).max(), np.finfo(float).tiny)
 
 
 def _digests(weights: Sequence[np.ndarray]) -> list[str]:

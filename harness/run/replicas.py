@@ -5,6 +5,7 @@ scaling shares it among them. The records of a point have the whole batch in BAT
 (harness/report/replicas.py) puts the points of a config side by side.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -131,10 +132,14 @@ class Parent(sweep.Sweep):
         if count < gpus and visible:  # one process has them all
             visible = [",".join(visible)]
         where = workers.places(self._hosts()[:count], count, visible)
-        child = point.parent._child("row", row=row, **point.parent._job(number))
+        child, made = point.parent._child("row", row=row, **point.parent._job(number)), self.benchmark.rows[row]
         if self.device == "cpu" and count < gpus:
-            several = FRAMEWORKS[self.benchmark.rows[row].framework].cpu_devices
-            child["env"] = {**child["env"], **{name: value.format(gpus) for name, value in several.items()}}
+            several = FRAMEWORKS[made.framework].cpu_devices
+            child["env"] |= {name: value.format(gpus) for name, value in several.items()}
+        if self.device == "gpu" and count > 1:
+            child["env"] |= {
+                name: f"{os.environ.get(name, '')} {more}".strip() for name, more in made.environment.items()
+            }
         return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
 
 
@@ -154,4 +159,5 @@ def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row
         single.precisions,
         lambda constants: cannot(made, constants),
         single.ours,
+        made.environment,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from harness.record import schema
@@ -20,6 +20,7 @@ class Row(NamedTuple):
         precisions: those that the row has; it is skipped in the others.
         cannot: constants, and DEVICE → why the row cannot run with them, and is skipped; "" where it can.
         ours: this suite's own; the others are peers.
+        environment: what is added to these variables of each of its processes, where it has several on GPUs.
     """
 
     what: str
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     precisions: Sequence[str] = schema.PRECISIONS
     cannot: Callable[[Mapping[str, Any]], str] = lambda constants: ""
     ours: bool = False
+    environment: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def of(

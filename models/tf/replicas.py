@@ -24,9 +24,6 @@ from models.weights.canonical import stack_size
 
 TIMEOUT_S = 50.0  # of one collective
 KEY = 7001  # of BucketModel's collectives; tf.distribute counts its own from 1
-# Each process compiles for itself. Where XLA chooses by times which of its generators makes a fusion, sums of a gradient's norm
-# may be taken in another order on another GPU, and the weights differ in their last bits.
-UNTUNED = "--xla_gpu_experimental_enable_fusion_autotuner=false"
 LARGE = 2**20  # elements; a gradient of as many takes about as long to copy as NCCL needs for one more call
 
 
@@ -179,9 +176,6 @@ class BucketModel(_OfStrategy, LanguageModel):
     def _staged_targets(self, targets):
         return self.stage(targets, targets)[1]
 
-    def notes(self, mode):
-        return [*super().notes(mode), *([f"compiled with {UNTUNED}"] if self._whole else [])]
-
     def own_parts(self, tensor):
         return [self.numpy(tensor)]
 
@@ -191,7 +185,7 @@ class BucketModel(_OfStrategy, LanguageModel):
     def _train_step(self, tokens, targets, states, stack_dropout=True):
         words = self._of_all(tf.reshape(tokens, [-1])) if self._by_rows else None
         parts, final_states = self._first_half(tokens, targets, states, words)
-        return self._second_half(self._added_up(parts), words), final_states
+        return self._second_half(self._added_up(parts, words), words), final_states
 
     def _to_parts(self, tokens, targets, states, words):
         """(what is added up: the bucket, then each large gradient; final states); words: of all replicas, for `_by_rows`."""
@@ -203,13 +197,14 @@ class BucketModel(_OfStrategy, LanguageModel):
         bucket = tf.concat([tf.reshape(part, [-1]) for part in parts if not _is_large(part.shape)], 0)
         return [bucket, *(part for part in parts if _is_large(part.shape))], final_states
 
-    def _added_up(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Each the sum of all replicas'."""
+    def _added_up(self, parts: Sequence[tf.Tensor], before: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Each the sum of all replicas'; before: what has been added up already."""
         sums: list[tf.Tensor] = []
         for number, part in enumerate(parts, 1):
-            if sums and self._whole:  # in one order in all processes, each of which compiles for itself
-                sums[-1], part = gen_xla_ops.xla_optimization_barrier([sums[-1], part])
-            sums.append(self._collective(part, number))
+            if before is not None and self._whole:  # in one order in all processes, each of which compiles for itself
+                _, part = gen_xla_ops.xla_optimization_barrier([before, part])
+            before = self._collective(part, number)
+            sums.append(before)
         return sums
 
     def _collective(self, own: tf.Tensor, number: int) -> tf.Tensor:
@@ -289,10 +284,7 @@ def build(
     options |= {"strategy": made, "group": group}
     if bucket:
         on_gpu = "GPU" in device
-        if on_gpu:
-            # Where XLA's communicators of several processes meet: NCCL reads it when the first one is made.
+        if on_gpu:  # where XLA's communicators of several processes meet; NCCL reads it when the first one is made
             os.environ["NCCL_COMM_ID"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            # XLA reads these when it first compiles.
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNTUNED}".strip()
         return BucketModel(make_stack(), weights, states, batches, make_optimizer(), on_gpu=on_gpu, **options)
     return StrategyModel(make_stack, weights, states, batches, make_optimizer, **options)

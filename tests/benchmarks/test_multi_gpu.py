@@ -29,7 +29,7 @@ TINY += ["--hosts=127.0.0.1,127.0.0.2", "--scaling=weak", "--replicas=2"]
 HELD = {  # mistake: the checks that may find it
     "same_data": {"loss", "gradients", "update"},
     "gradient_left_out": {"gradients", "update"},
-    "no_all_reduce": {"kernel", "gradients"},
+    "no_all_reduce": {"kernel"},
     "last_bit": {"replicas"},
 }
 HELD_OF_ONE_ARRAY = {"first_part": {"loss", "gradients", "update"}, "undivided": {"kernel"}}
@@ -128,4 +128,7 @@ def test_a_replica_that_does_not_take_part_is_caught(script, row, plant):
     ran = script("--config=quick", f"--rows={row}_{plant}")
     [record] = ran.records.values()
     assert ran.status == 1 and record["status"] == "failed"
-    assert (HELD | HELD_OF_ONE_ARRAY)[plant] & set(record["proof"]["failed"]), record["reason"]
+    held = (HELD | HELD_OF_ONE_ARRAY)[plant]
+    if (row, plant) == ("wavefront_workers", "no_all_reduce"):  # the words of all replicas are still added up
+        held = {"gradients"}
+    assert held & set(record["proof"]["failed"]), record["reason"]

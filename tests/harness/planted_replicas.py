@@ -26,9 +26,9 @@ def gradient_left_out(module, make, arguments, options):
     model = make(*arguments, **options)
     added_up = model._added_up
 
-    def added_up_without(own):
+    def added_up_without(own, *others):
         counts = 1.0 - rank_of(module, options)
-        return added_up([counts * tensor for tensor in own] if isinstance(own, list) else counts * own)
+        return added_up([counts * tensor for tensor in own] if isinstance(own, list) else counts * own, *others)
 
     model._added_up = added_up_without
     return model
@@ -42,7 +42,10 @@ def rank_of(module, options):
 def no_all_reduce(module, make, arguments, options):
     """Each replica trains by its own gradient."""
     model = make(*arguments, **options)
-    model._added_up = lambda own: own if isinstance(own, list) else own * float(options["replicas"])
+    scale = (
+        1.0 if hasattr(module, "AXIS") else float(options["replicas"])
+    )  # what it gives is a mean there, a sum elsewhere
+    model._added_up = lambda own, *_: [scale * part for part in own] if isinstance(own, list) else own * scale
     return model
 
 
