@@ -24,7 +24,7 @@ from models.weights.canonical import stack_size
 
 TIMEOUT_S = 50.0  # of one collective
 KEY = 7001  # of BucketModel's collectives; tf.distribute counts its own from 1
-LARGE = 2**20  # elements; a gradient of as many takes about as long to copy as NCCL needs for one more call
+LARGE = 2**20  # elements; a gradient of as many takes, by reckoning, as long to copy as NCCL needs for one more call
 
 
 def mirrored(replicas: int, device: str) -> tf.distribute.Strategy:
@@ -193,7 +193,8 @@ class BucketModel(_OfStrategy, LanguageModel):
         if self._by_rows:
             places = tf.gather(_first_places(words, self.embedding.shape[0]), embedding.indices)
             embedding = tf.math.unsorted_segment_sum(embedding.values, places, words.shape[0])
-        parts = [*map(tf.convert_to_tensor, [embedding, *gradients]), tf.cast(loss, tf.float32)]
+        gradients = [*map(tf.convert_to_tensor, [embedding, *gradients])]
+        parts = [*gradients, tf.cast(loss, gradients[0].dtype)]
         bucket = tf.concat([tf.reshape(part, [-1]) for part in parts if not _is_large(part.shape)], 0)
         return [bucket, *(part for part in parts if _is_large(part.shape))], final_states
 
@@ -243,7 +244,7 @@ class BucketModel(_OfStrategy, LanguageModel):
 
 
 def _is_large(shape: tf.TensorShape) -> bool:
-    """Whether a gradient is added up by itself: to copy it into the bucket would take longer than one more call of NCCL's."""
+    """Whether a gradient is added up by itself instead of being copied into the bucket."""
     return shape.num_elements() >= LARGE
 
 

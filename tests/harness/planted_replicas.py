@@ -42,9 +42,8 @@ def rank_of(module, options):
 def no_all_reduce(module, make, arguments, options):
     """Each replica trains by its own gradient."""
     model = make(*arguments, **options)
-    scale = (
-        1.0 if hasattr(module, "AXIS") else float(options["replicas"])
-    )  # what it gives is a mean there, a sum elsewhere
+    gives_mean = hasattr(module, "AXIS")  # else the sum
+    scale = 1.0 if gives_mean else float(options["replicas"])
     model._added_up = lambda own, *_: [scale * part for part in own] if isinstance(own, list) else own * scale
     return model
 
