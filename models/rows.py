@@ -380,7 +380,7 @@ PYTORCH = {
         captured=True,
     ),
     "torch_compile": _torch(
-        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
+        "PyTorch: LSTM cell of primitive ops, compiled by torch.compile, unrolled; on a GPU the step in one CUDA graph",
         "CompiledPrimitiveStack",
         _passes(
             _ops(
@@ -785,10 +785,13 @@ SERVERS: dict[str, Row] = {
         _server("PyTorch: nn.LSTM in a CUDA graph, between pinned buffers", "torch_lstm", captured=True),
         expected=_graph_of_stack,
     ),
-    "torch_compile": _server(
-        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
-        "torch_compile",
-        compiled=True,
+    "torch_compile": replace(
+        _server(
+            "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile; on a GPU in one CUDA graph",
+            "torch_cells",
+            compiled=True,
+        ),
+        expected=LANGUAGE_MODEL["torch_compile"].expected,
     ),
     "jax_scan": _server("JAX: a lax.scan over time per layer, jitted", "jax_scan"),
     "jax_cudnn": _server("JAX: jax.experimental.rnn.lstm (cuDNN), jitted", "jax_cudnn"),

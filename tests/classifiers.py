@@ -20,7 +20,7 @@ NO_DROPOUT = (0.0, 0.0, 0.0)
 
 
 def in_pytorch(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2, 0.1), start=WEIGHTS, **options):
-    """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
+    """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" torch_compile, each captured."""
     torch = pytest.importorskip("torch")
     from models.pytorch.classifier import CapturedClassifier, TorchClassifier
     from models.pytorch.language_model import COMPUTE_DTYPE

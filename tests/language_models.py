@@ -47,7 +47,7 @@ def run_eagerly(function):
 
 
 def in_pytorch(row="torch_lstm", precision="fp32", optimizer=("Adam", 1e-2), states=STATES, batches=BATCHES, **options):
-    """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" the network of torch_compile, each captured."""
+    """`row` as on a CPU; "captured" is torch_lstm_graph, "captured cells" torch_compile, each captured."""
     torch = pytest.importorskip("torch")
     from models.pytorch.language_model import COMPUTE_DTYPE, CapturedLanguageModel
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from harness.errors import UserError, require
 from harness.record import records, schema
+from harness.record.machine import PROJECT
 from harness.report import axes, building, curves, latency, launches, options, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
 from harness.report.cells import Notes, markdown, paragraphs, plain
@@ -37,7 +38,7 @@ from harness.report.layouts import read_layout
 from harness.report.provenance import head, machine_line
 
 
-def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
+def page(layout: Mapping, rows: Sequence[Mapping], help_line: str = "") -> tuple[str, list[Table]]:
     """(markdown of one benchmark, its tables that have a plot)."""
     notes = Notes()
     tables = options.tables(layout, rows, notes)
@@ -47,7 +48,15 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
         for group, members in in_groups(rows).items()
         if (table := build(layout, index, group, members, notes))
     ] + [*axes.tables(layout, rows, notes), *replicas.tables(layout, rows, notes)]
-    lines = [f"# {layout['title']}", "", layout["question"], "", *head(rows), ""]
+    lines = [
+        f"# {layout['title']}",
+        "",
+        layout["question"],
+        "",
+        *head(rows),
+        "",
+        *paragraphs(filter(None, [help_line])),
+    ]
     lines += paragraphs([*axes.left_out(layout, rows), *latency.advice(rows)])
     for table in tables:
         lines += [f"## {table.title}", "", *_with_foot(table)]
@@ -59,6 +68,15 @@ def page(layout: Mapping, rows: Sequence[Mapping]) -> tuple[str, list[Table]]:
     if drawn:
         lines += ["## Plots", "", *paragraphs(f"![{table.title}]({table.picture})" for table in drawn)]
     return "\n".join(lines).rstrip() + "\n", drawn
+
+
+def help_of(run: Path) -> str:
+    """Where it stands how a run's pages are read: links where the run lies in the project."""
+    run, docs = run.resolve(), PROJECT / "docs"
+    there = f"{os.path.relpath(docs, run)}/" if run.is_relative_to(PROJECT) else ""
+    words = {"reading-tables.md": "how to read these tables", "proof.md": 'what "proven" means'}
+    shown = [f"[{what}]({there}{name})" if there else f"{what}: docs/{name}" for name, what in words.items()]
+    return f"Help: {', '.join(shown)}."
 
 
 def _with_foot(table: Table) -> list[str]:
@@ -126,7 +144,8 @@ def headline(run: str | os.PathLike, pictures: str = "") -> str:
 def index_page(run: Path, found: Mapping[str, tuple[dict, list[dict]]], problems: Sequence[str]) -> str:
     """README.md of the run: where, which benchmarks, the headline, and what has no figures."""
     every = [record for _, rows in found.values() for record in rows]
-    lines = [f"# {run.resolve().name}", "", *(head(every) if every else ["No records yet."]), "", "## Benchmarks", ""]
+    lines = [f"# {run.resolve().name}", "", *(head(every) if every else ["No records yet."]), "", help_of(run), ""]
+    lines += ["## Benchmarks", ""]
     lines += [
         f"- [{layout['title']}]({benchmark}.md): {layout['question']}" for benchmark, (layout, _) in found.items()
     ]
@@ -149,7 +168,7 @@ def render(run: str | os.PathLike) -> tuple[list[Path], list[str]]:
     found, problems = load(run)
     written = [run / "README.md"]
     for benchmark, (layout, rows) in found.items():
-        text, drawn = page(layout, rows)
+        text, drawn = page(layout, rows, help_of(run))
         for table in drawn:
             title = f"{layout['title']}. {table.title}"
             if table.curves:

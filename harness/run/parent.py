@@ -21,7 +21,7 @@ from harness.run.script import Benchmark, Row
 
 PREPARATION_LIMIT_S = 3600.0  # for finding or fetching the data, and for the reference
 MATMUL_TRIES = 2  # a row that is finished without it would stay without its share
-AT_ONCE = 4  # processes that prepare side by side on a GPU, at most
+AT_ONCE = 8  # processes that prepare side by side on a GPU, at most
 GPU_BYTES, HOST_BYTES = 2 * 10**9, 6 * 10**9  # what a framework takes of either memory before it computes
 HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of primitive ops holds
 NO_REASON = "the process gave no reason"
@@ -82,8 +82,9 @@ class Parent:
             print(self.echo)
         if "resume" in self.flags:
             if not out.exists():
-                print(f"--resume: {out}: not there yet; a new run", file=sys.stderr)
-            elif others := resume.of_other_machines(out, self.device):
+                begin = "leave --resume out to begin one"
+                raise UserError(f"--resume: {out}: no such folder; expected that of a run, or {begin}")
+            if others := resume.of_other_machines(out, self.device):
                 kept = f"{len(others)} records of other rows are another machine's and stay as they are"
                 print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)
         if warning := bf16.settle():
@@ -100,7 +101,7 @@ class Parent:
             try:
                 self._write_layout()
                 self._write_software()
-                self._say_if_nothing_runs()
+                self._say_what_is_skipped()
                 self._run_rows()
             except CrashError:  # no space for a record: what there is can be drawn, perhaps
                 with contextlib.suppress(UserError):
@@ -184,11 +185,15 @@ class Parent:
         expected = " or ".join(name for name in known if name != "tf32" or self.device == "gpu")
         return f"--precision={precision}: no row of {self.benchmark.name} that is asked for has it; expected {expected}"
 
-    def _say_if_nothing_runs(self) -> None:
-        reasons = {row: self._cannot_run(row) for row in self.rows}
-        if all(reasons.values()):
-            why = "; ".join(f"{row}: {reason}" for row, reason in reasons.items())
-            print(f"{self.benchmark.name}: none of these rows can be measured here: {why}", file=sys.stderr)
+    def _say_what_is_skipped(self) -> None:
+        rows_of: dict[str, list[str]] = {}
+        for row in self.rows:
+            rows_of.setdefault(self._cannot_run(row), []).append(row)
+        some = rows_of.pop("", None)
+        if rows_of:
+            what = "skipped" if some else "none of these rows can be measured here"
+            why = "; ".join(f"{', '.join(rows)}: {reason}" for reason, rows in rows_of.items())
+            print(f"{self.benchmark.name}: {what}: {why}", file=sys.stderr)
 
     def _write_layout(self) -> None:
         rows = {name: row.what for name, row in self.benchmark.rows.items()}

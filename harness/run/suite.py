@@ -201,6 +201,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
     resume = "resume" in found.flags
+    _check_resumed(found)
     device, others = found.device or ("gpu" if has_gpu() else "cpu"), []
     if device == "gpu" and not found.device:
         others = ["cpu"]
@@ -224,7 +225,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if device == "gpu":
         preflight.once(device, preflight.frameworks_here(), say)
     if resume and not out.exists():
-        say(f"--resume: {_shown(out)}: not there yet; a new run")
+        raise UserError(f"--resume: no run of this machine in {_shown(out.parent)}; leave --resume out to begin one")
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
     if resume:
         common.append("--resume")
@@ -354,6 +355,14 @@ def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, p
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"
 
 
+def _check_resumed(found: Options) -> None:
+    """UserError where --resume is to go on with a run that is not there."""
+    if "resume" in found.flags and found.out and not Path(found.out).is_dir():
+        raise UserError(
+            f"--resume: {found.out}: no such folder; expected that of a run, or leave --resume out to begin one"
+        )
+
+
 def _asked_for_gpu(found: Options) -> bool:
     """Whether to run on a GPU; UserError where the user asked for one and there is none."""
     gpu = found.device != "cpu" and has_gpu()
@@ -450,6 +459,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
+        _check_resumed(found)
         environments.require()
         _asked_for_gpu(found)
     except UserError as error:

@@ -10,6 +10,8 @@ Equations and gates are those of models/tf/basic_cell.py:
 import torch
 from torch import Tensor, nn
 
+GRAPHS = 64  # that torch.compile makes of one function at the most
+
 
 class PrimitiveCell(nn.Module):
     """One step of an LSTM layer, of PyTorch's primitive ops; called like nn.LSTMCell.
@@ -70,12 +72,20 @@ class UnrolledLSTM(nn.Module):
         return torch.dropout(x, rate, True) if rate > 0.0 else x  # TorchScript would run it at a rate of 0 too
 
 
-class CompilableLSTM(UnrolledLSTM):
-    """The same for torch.compile, which would make a graph of its own for every rate that is a Python number."""
+class CompiledLSTM(UnrolledLSTM):
+    """The same, cells and dropout under torch.compile; the rate is a tensor, since each Python number would take a graph."""
+
+    def __init__(self, cells):
+        super().__init__(cells)
+        # a graph for each shape, and for each of its inputs with and without a gradient; more than Dynamo's 8 of one function
+        torch._dynamo.config.recompile_limit = GRAPHS
+        for cell in cells:
+            cell.compile(dynamic=False, fullgraph=True)
+        self._dropout = torch.compile(dropout, dynamic=False, fullgraph=True)
 
     def drop(self, x, rate):
         """x itself where `rate` is 0.0, no tensor: no dropout at all."""
-        return x if isinstance(rate, float) else dropout(x, rate)
+        return x if isinstance(rate, float) else self._dropout(x, rate)
 
 
 def dropout(x: Tensor, rate: Tensor) -> Tensor:

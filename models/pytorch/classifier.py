@@ -77,13 +77,8 @@ class TorchClassifier(trial.ClassifierTrial):
 
         self.rates = self._rates = rates
         self._rate_tensors = [torch.tensor(rate, device=self.device) for rate in rates]
-        self._head_of, self._network_of = self._head, self._network
         # fullgraph: an error where a part cannot be compiled, not that part op by op
-        compiled = functools.partial(torch.compile, dynamic=False, fullgraph=True)
-        if stack.compiled == "head":
-            self._head_of = compiled(self._head)
-        elif stack.compiled == "network":
-            self._network_of = compiled(self._network)
+        self._head_of = torch.compile(self._head, dynamic=False, fullgraph=True) if stack.compiled else self._head
 
         kind, self.learning_rate, self.decay = optimizer
         self.optimizer = OPTIMIZERS[kind](self.masters, self.learning_rate, captured=self._captured)
@@ -123,7 +118,7 @@ class TorchClassifier(trial.ClassifierTrial):
     def _forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, number of labels that are the likeliest class, logits [batch, classes]), without dropout."""
         with torch.no_grad():
-            return self._network_of(*batch, False)
+            return self._network(*batch, False)
 
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
@@ -213,7 +208,7 @@ class TorchClassifier(trial.ClassifierTrial):
     def _stack_rate(self, training: bool) -> float | Tensor:
         if not (training and self.rates[0]):
             return 0.0
-        return self._rate_tensors[0] if self.stack.compiled == "network" else self._rates[0]
+        return self._rate_tensors[0] if self.stack.compiled and not self.stack.own_dropout else self._rates[0]
 
     def _network(self, x: Tensor, y: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, number of labels that are the likeliest class, logits) of x [time, batch, features] and y [batch]."""
@@ -240,7 +235,7 @@ class TorchClassifier(trial.ClassifierTrial):
 
     def _train_step(self, index: Tensor) -> Tensor:
         x, y = self._x.index_select(1, index), self._y.index_select(0, index)
-        loss, correct, _ = self._network_of(x, y, True)
+        loss, correct, _ = self._network(x, y, True)
         gradients = list(
             torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
         )

@@ -81,15 +81,10 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         self.has_dropout = keep_prob < 1
         self.dropout_rate = 1.0 - keep_prob
         self._rate = torch.tensor(self.dropout_rate, device=self.device) if stack.compiled else None
-        self._head_of, self._loss_of, self._drop, self._stack_of = self._head, self._loss, self._dropout, stack
-        # fullgraph: an error where a part cannot be compiled, not that part op by op
-        if stack.compiled == "head":
+        self._head_of, self._drop = self._head, self._dropout
+        if stack.compiled:  # fullgraph: an error where a part cannot be compiled, not that part op by op
             self._head_of, self._drop = (
                 torch.compile(function, dynamic=False, fullgraph=True) for function in (self._head, self._dropout)
-            )
-        elif stack.compiled == "network":
-            self._loss_of, self._stack_of = (
-                torch.compile(function, dynamic=False, fullgraph=True) for function in (self._loss, stack.__call__)
             )
 
         kind, learning_rate = optimizer
@@ -197,7 +192,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     def _stack_rate(self, training: bool) -> float | Tensor:
         if not (training and self.has_dropout):
             return 0.0
-        return self._rate if self.stack.compiled == "network" else self.dropout_rate
+        return self._rate if self.stack.compiled and not self.stack.own_dropout else self.dropout_rate
 
     def _hidden(self, tokens, states, training):
         """(outputs of the stack [time, batch, units], final states)."""
@@ -224,10 +219,10 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     def _forward_step(self, tokens, targets, states):
         with torch.no_grad():
-            return self._loss_of(tokens, targets, states, False)
+            return self._loss(tokens, targets, states, False)
 
     def _train_step(self, tokens, targets, states):
-        loss, _, _, final_states = self._loss_of(tokens, targets, states, True)
+        loss, _, _, final_states = self._loss(tokens, targets, states, True)
         gradients = list(
             torch.autograd.grad(loss if self.loss_scale == 1.0 else loss * self.loss_scale, self.parameters)
         )
@@ -237,7 +232,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     def _stack_step(self, inputs, gradient):
         inputs = inputs.detach().requires_grad_()
-        outputs, _ = self._stack_of(inputs, self.initial_states, 0.0, True)
+        outputs, _ = self.stack(inputs, self.initial_states, 0.0, True)
         gradients = torch.autograd.grad(outputs, [inputs, *self.stack.parameters], gradient)
         outputs = outputs.detach()
         return [(outputs.float() if self._half else outputs).square().mean(), outputs, *gradients]

@@ -71,7 +71,7 @@ class DistributedModel(_OfProcesses, TorchLanguageModel):
         return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
 
     def _training(self, tokens, targets, *states):
-        loss, _, _, final_states = self._loss_of(tokens, targets, states, True)
+        loss, _, _, final_states = self._loss(tokens, targets, states, True)
         return loss, *final_states
 
     def _train_step(self, tokens, targets, states):

@@ -23,10 +23,16 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def probability(name: str, value: Any) -> float:
-    """`value` as a float from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
-        raise ValueError(f"{name}: {value!r} given, expected a number from 0 to 1")
+def probability(name: str, value: Any, why_not_1: str = "") -> float:
+    """`value` as a float from 0 to 1, or below 1 where there is a reason."""
+    most = f"below 1: {why_not_1}" if why_not_1 else "1"
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, numbers.Real)
+        or not 0 <= value <= 1
+        or (why_not_1 and value == 1)
+    ):
+        raise ValueError(f"{name}: {value!r} given, expected a number from 0 to {most}")
     return float(value)
 
 

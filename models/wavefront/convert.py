@@ -41,10 +41,13 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
     for k, layer in enumerate(layers):
         inner = layer.forward_layer if isinstance(layer, keras.layers.Bidirectional) else layer
         if not isinstance(inner, keras.layers.LSTM):
-            given = getattr(layer, "name", repr(layer))
-            raise ValueError(
-                f"layer {k}: {given}, a {type(inner).__name__}, given, expected keras.layers.LSTM or Bidirectional of it"
-            )
+            given = f"{getattr(layer, 'name', repr(layer))}, a {type(inner).__name__}, given"
+            expected = "expected keras.layers.LSTM or Bidirectional of it"
+            if isinstance(inner, keras.layers.Dropout):
+                expected += (
+                    f"; leave it out and add dropout={inner.rate:g} as an argument, which acts between the layers"
+                )
+            raise ValueError(f"layer {k}: {given}, {expected}")
     fields, arrays, own = read_keras_layers(layers, OWN)
     del fields["mode"]
     for k, layer in enumerate(layers):

@@ -19,6 +19,9 @@ SETTINGS = {
     "activity_regularizer": None,
     **dict.fromkeys(PENALTIES),
 }
+INSTEAD = {  # what to do about a setting
+    "dropout": "; build the layers without it, and give the stack dropout=, drawn anew in every step between its layers",
+}
 
 
 def from_keras_config(configs: Sequence[Mapping], own: Sequence[str] = ()) -> dict[str, object]:
@@ -68,7 +71,10 @@ def _read(place: str, serialized: Mapping, own: Sequence[str], backward: bool = 
     activation = "relu" if name == "SimpleRNN" and config.get("activation") == "relu" else "tanh"
     for key, expected in {**SETTINGS, "activation": activation, "go_backwards": backward}.items():
         if key not in own and config.get(key, expected) != expected:
-            raise ValueError(f"{place}: {name}'s {key}={config[key]!r} has no counterpart, expected {expected!r}")
+            instead = INSTEAD.get(key, "")
+            raise ValueError(
+                f"{place}: {name}'s {key}={config[key]!r} has no counterpart, expected {expected!r}{instead}"
+            )
     mode = f"rnn_{activation}" if name == "SimpleRNN" else name.lower()
     settings = {name: config.get(name) for name in own}
     return {"mode": mode, "units": config["units"], "bidirectional": False, **settings}

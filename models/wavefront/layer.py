@@ -140,14 +140,9 @@ class WavefrontLSTM(StackLayer):
         **kwargs,
     ) -> None:
         kwargs = _without_defaults_of_keras(kwargs)
+        checks.probability("dropout", dropout, "nothing would reach the next layer")
         super().__init__(units, num_layers, direction, dropout, return_sequences, return_state, stateful, **kwargs)
-        self.recurrent_dropout = checks.probability("recurrent_dropout", recurrent_dropout)
-        for name, why in (
-            ("dropout", "nothing would reach the next layer"),
-            ("recurrent_dropout", "no gate would see any h"),
-        ):
-            if (rate := getattr(self, name)) == 1:
-                raise ValueError(f"{name}: {rate!r} given, expected a number from 0 to below 1: {why}")
+        self.recurrent_dropout = checks.probability("recurrent_dropout", recurrent_dropout, "no gate would see any h")
         if self.dropout and self.num_layers == 1:
             warnings.warn(
                 "dropout: acts between layers, and there is one; add keras.layers.Dropout before or after it",

@@ -165,14 +165,13 @@ def test_where_no_row_can_run_one_line_says_why_and_the_table_too(stub, capfd):
     why = "needs_gpu: needs an NVIDIA GPU; one_way: has one direction"
     assert f"stub: none of these rows can be measured here: {why}\n" in capfd.readouterr().err
     assert stub.main("--rows=needs_gpu,first") == 0
-    assert "none of these rows" not in capfd.readouterr().err
+    assert "stub: skipped: needs_gpu: needs an NVIDIA GPU\n" in capfd.readouterr().err
 
 
-def test_resume_says_where_there_is_nothing_to_go_on_with(stub, capfd):
-    assert stub.main("--rows=first", "--resume") == 0
-    assert f"--resume: {stub.out}: not there yet; a new run\n" in capfd.readouterr().err
-    assert stub.main("--rows=first", "--resume") == 0
-    assert "not there yet" not in capfd.readouterr().err
+def test_resume_is_refused_where_there_is_nothing_to_go_on_with(stub, capfd):
+    assert stub.main("--rows=first", "--resume") == 2
+    assert f"error: --resume: {stub.out}: no such folder; expected that of a run" in capfd.readouterr().err
+    assert not stub.out.exists()
 
 
 @pytest.fixture
@@ -303,8 +302,8 @@ def test_resume_of_a_script_goes_on_in_todays_latest_run_of_these_settings(stub,
     assert rows_in(results) == {"20260101-2": 2, "20260102": 4, "20260102-3": 4}
     for path in results.glob("cpu-2-core-20260102/rows/stub.*"):
         path.unlink()
-    assert stub.main("--resume") == 0
-    assert rows_in(results) == {"20260101-2": 2, "20260102-3": 4, "20260102-4": 4}, "yesterday's stays as it is"
+    assert stub.main("--resume") == 2, "nothing of today to go on with"
+    assert rows_in(results) == {"20260101-2": 2, "20260102-3": 4}, "yesterday's stays as it is"
 
 
 def test_rows_start_beside_the_reference_and_wait_for_it(stub):

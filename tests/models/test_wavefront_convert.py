@@ -100,7 +100,12 @@ def test_what_has_no_counterpart_is_refused():
         (
             from_keras_layers,
             keras.layers.Dense(4, name="top"),
-            "layer 0: top, a Dense, given, expected keras.layers.LSTM",
+            "layer 0: top, a Dense, given, expected keras.layers.LSTM or Bidirectional of it$",
+        ),
+        (
+            from_keras_layers,
+            [keras.layers.LSTM(4), keras.layers.Dropout(0.2)],
+            "a Dropout, given, expected .*; leave it out and add dropout=0.2 as an argument, which acts between the layers$",
         ),
         (to_keras_layers, keras.layers.Dense(4), "layer: a Dense given, expected a WavefrontLSTM"),
         (to_torch, [layer(2)], "layer: a list given, expected a WavefrontLSTM"),
