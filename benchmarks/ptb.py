@@ -36,7 +36,7 @@ CONFIGS = {                 # Zaremba et al. 2014, as in TensorFlow's PTB tutori
                                 CLIP_NORM=10.0, EPOCHS=1, FLAT_EPOCHS=0, LR_DECAY=1.0, INIT_SCALE=0.04),
 }
 PRESETS = {
-    "full": dict(CONFIG="large", BLOCKS=3, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=2.0, ROW_LIMIT_S=7200.0,
+    "full": dict(CONFIG="large", BLOCKS=3, PROCESSES=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=7200.0,
                  ROW_BUDGET_S=120.0),
     "quick": dict(CONFIG="small", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=5, WARMUP_LIMIT_S=0.5, ROW_LIMIT_S=600.0,
                   ROW_BUDGET_S=30.0, EPOCHS=1, TRAIN_WORDS=40000, EVAL_WORDS=8000),

@@ -24,7 +24,7 @@ CONFIGS = {                 # of ptb.py, without dropout
     "large": dict(UNITS=1500, CLIP_NORM=10.0),
 }
 PRESETS = {
-    "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=3, PROCESSES=3, WARMUP_LIMIT_S=2.0,
+    "full": dict(CONFIG="large", STAGED_BATCHES=50, TIMED_BATCHES=50, BLOCKS=3, PROCESSES=3, WARMUP_LIMIT_S=1.0,
                  ROW_LIMIT_S=600.0, ROW_BUDGET_S=120.0),
     "quick": dict(CONFIG="small", STAGED_BATCHES=10, TIMED_BATCHES=10, BLOCKS=3, PROCESSES=1, WARMUP_LIMIT_S=0.5,
                   ROW_LIMIT_S=300.0, ROW_BUDGET_S=30.0),

@@ -5,7 +5,7 @@ the multiple of 50 that fills MIN_BLOCK_S; of slow batches it has fewer: SLOW.
 
 The warm-up is made of small blocks, called windows: one batch, then as many as fill WINDOW_S, then each a quarter longer than the
 last, so that what is noise and not warming up averages out. It is over when the last three windows are within 2 % of each other
-and at least WARMUP_BATCHES batches have run, every staged one among them; or, not settled, when it has taken WARMUP_LIMIT_S (2 s
+and at least WARMUP_BATCHES batches have run, every staged one among them; or, not settled, when it has taken WARMUP_LIMIT_S (1 s
 in the full preset, 0.5 s in the quick one, 30 s at most). The protocol's least number of batches goes before the limit.
 """
 

@@ -11,7 +11,7 @@ LONGEST_S = 60.0  # s that this tenth takes at most: of the slowest as many are 
 SAMPLES = 16  # requests whose answers are held to the reference, besides the last one; which ones no row can know
 JOULES_S = 1.0  # s that what is counted takes at the least: the counter moves some ten times a second
 BUSY = 0.9  # part of the s between two readings of the counter that what is counted takes at the least
-STEPS, STEPS_LIMIT_S = 200, 1.0  # single steps of a mode, and s that they take (or half of a warm-up): at the most
+STEPS, STEPS_LIMIT_S = 200, 1.0  # single steps of a mode, and s that they take (or WARMUP_LIMIT_S): at the most
 PER_MILLE = {"p50_ms": 500, "p99_ms": 990, "p999_ms": 999}
 
 

@@ -208,7 +208,7 @@ class StepMeasurement(RowProcess):
     def _single_steps(self, trial: Any, mode: str) -> dict:
         """Of the part: how long steps take that are timed one by one."""
         step, batches = timed_of(trial, mode)
-        limit_s = min(latency.STEPS_LIMIT_S, self._protocol["WARMUP_LIMIT_S"] / 2)
+        limit_s = min(latency.STEPS_LIMIT_S, self._protocol["WARMUP_LIMIT_S"])
         sync, restore = self.runtime.sync, trial.restore
         return latency.steps_of(
             clocks.time_single_steps(step, batches, sync=sync, restore=restore, most=latency.STEPS, limit_s=limit_s)
