@@ -27,7 +27,7 @@ TRIES = 40  # long enough for other processes to get their turns
 
 
 class Estimate:
-    """Seconds of the parts of a run in one preset on one device.
+    """Seconds of the parts of a run in one preset on one device, of a machine whose `slowness` is 1.
 
     Attributes:
         known: whether a run like this one has been measured.
@@ -36,33 +36,39 @@ class Estimate:
     def __init__(self, preset: str, device: str) -> None:
         found = _table().get(f"{preset} {device}", {})
         self.known, self._seconds = bool(found), found
+        self._slowness = found.get("slowness", 1.0)  # of the machine that these seconds are of
 
     def process_s(self, script: str, row: str, framework: str) -> float:
         """Of one process of a row, at one point; `script`: its name, with " --train" for PTB's schedule."""
         own = self._seconds.get(script, {})
-        return own.get(row, own.get(framework, UNKNOWN_S))
+        return own.get(row, own.get(framework, UNKNOWN_S)) / self._slowness
 
     def rows_of(self, script: str, plan: Mapping[str, Any]) -> tuple[float, int]:
         """(seconds, processes) of one start of a script; plan: harness.run.parent.Parent.plan. A point counts as a process."""
         seconds = [self.process_s(script, row, framework) for row, framework in plan["rows"].items()]
-        counts = [processes_of(one, plan["processes"], plan["budget_s"]) for one in seconds]
+        counts = [self.processes_of(one, plan["processes"], plan["budget_s"]) for one in seconds]
         total = sum(one * _as_first(count) for one, count in zip(seconds, counts, strict=True))
         gain = 1 + GAIN * (plan["at_once"] - 1)
         return plan["points"] * total / gain, plan["points"] * sum(counts)
 
+    def processes_of(self, process_s: float, processes: int, budget_s: float) -> int:
+        """Processes that a row gets within its budget, which is looked at between two of them; process_s: of the first one.
+
+        As where the table was measured: a slower machine gets fewer.
+        """
+        process_s *= self._slowness
+        if process_s >= budget_s:
+            return 1
+        return min(processes, 2 + int((budget_s / process_s - 1) / LATER))
+
     def preparation_s(self, script: str) -> float:
         """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
-        return self._seconds.get(script, {}).get("preparation", UNKNOWN_S)
+        return self._seconds.get(script, {}).get("preparation", UNKNOWN_S) / self._slowness
 
 
 def _as_first(processes: int) -> float:
     """How many times what a row's first process takes so many of its processes take."""
     return 1 + LATER * (processes - 1)
-
-
-def processes_of(seconds: float, processes: int, budget_s: float) -> int:
-    """Processes that a row gets within its budget, which is looked at between two of them."""
-    return min(processes, int(budget_s // seconds) + 1)
 
 
 @functools.lru_cache

@@ -218,7 +218,7 @@ class Parent:
         expected = estimate.Estimate(self.preset, self.device)
         seconds = {row: expected.process_s(self._timed_name(), row, self.benchmark.rows[row].framework) for row in rows}
         return seconds, {
-            row: estimate.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s)
+            row: expected.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s)
             for row, s in seconds.items()
         }
 

@@ -144,7 +144,7 @@ def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
     frameworks = {"preparation", "tensorflow", "torch", "jax"}
     for key, scripts_of in json.loads(estimate.TABLE.read_text()).items():
         for name, seconds in scripts_of.items() if key != "about" else ():
-            if name == "machine":
+            if name in ("machine", "slowness"):
                 continue
             module = importlib.import_module(f"benchmarks.{name.split()[0]}")
             assert set(seconds) <= frameworks | set(module.ROWS_TABLE), (key, name)
@@ -164,9 +164,19 @@ def test_what_a_script_would_refuse_is_refused_by_the_suite_before_anything_is_w
 
 
 def test_processes_within_a_budget_are_counted_as_the_rounds_do():
-    assert estimate.processes_of(10.0, 3, 30.0) == 3
-    assert estimate.processes_of(20.0, 3, 30.0) == 2
-    assert estimate.processes_of(40.0, 3, 30.0) == 1
+    processes_of = estimate.Estimate("quick", "cpu").processes_of
+    assert processes_of(10.0, 3, 30.0) == 3
+    assert processes_of(20.0, 3, 30.0) == 3, "after the second it has taken 28 s"
+    assert processes_of(25.0, 3, 30.0) == 2
+    assert processes_of(40.0, 3, 30.0) == 1
+
+
+def test_seconds_of_a_slow_machine_are_fewer_on_one_that_is_not(monkeypatch):
+    table = {"full gpu": {"slowness": 2.0, "ptb": {"preparation": 8, "torch": 40}}}
+    monkeypatch.setattr(estimate, "_table", lambda: table)
+    expected = estimate.Estimate("full", "gpu")
+    assert (expected.preparation_s("ptb"), expected.process_s("ptb", "torch_lstm", "torch")) == (4.0, 20.0)
+    assert expected.processes_of(20.0, 3, 50.0) == 2, "a budget is of that machine's seconds"
 
 
 # Sizes
