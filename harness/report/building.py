@@ -256,6 +256,8 @@ def _bar(record: Mapping, spec: Mapping, left_out: Collection[str] = (), kind: s
         low, high = value * step["median"] / step["max"], value * step["median"] / step["min"]
     elif step and spec["plot"] == "step_ms.median":
         low, high = step["min"], step["max"]
+    elif spec["plot"] == "latency.p50_ms" and (p99 := value_at(record, "latency.p99_ms")):
+        low, high = value, p99
     return plots.Bar(record["row"], value, low, high, "", published, kind)
 
 

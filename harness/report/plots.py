@@ -123,8 +123,9 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     for tick, bar in zip(axes.get_yticklabels(), bars, strict=True):
         tick.set_color(INK if bar.value is not None else GREY)
     label = f"{axis}, log scale" if axes.get_xscale() == "log" else axis
-    whiskers = "; whiskers: range of its blocks" if any(bar.high is not None for bar in bars) else ""
-    axes.set_xlabel(label + whiskers, color=INK)
+    if "whiskers" not in axis and any(bar.high is not None for bar in bars):
+        label += "; whiskers: range of its blocks"
+    axes.set_xlabel(label, color=INK)
     axes.grid(axis="x", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

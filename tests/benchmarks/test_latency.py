@@ -226,13 +226,16 @@ def test_the_page_says_which_row_answers_soonest_at_each_point_and_how_far_behin
     assert tables.headline_of(LATENCY.LAYOUT, found[-1:]) == []
 
 
-def test_what_has_no_requests_per_second_is_in_the_table_and_not_in_the_picture():
+def test_what_has_no_p50_is_in_the_table_and_not_in_the_picture_whose_whiskers_reach_to_p99():
     found = served("x", jax_scan=1.0, wavefront=2.0)
     found = [record | {"config": {"CONFIG": "lstm_a-steps_50-batch_1"}} for record in found]
     layout = {**LATENCY.LAYOUT, "benchmark": "latency", "rows": {}, "ours": ["wavefront"]}
     _, [table] = tables.page(layout, found)
     assert {"STAC-ML, FPGA", "STAC-ML, A100"} < {line[0] for line in table.lines}
     assert [bar.name for bar in table.bars] == ["jax_scan", "wavefront"]
+    assert [(bar.value, bar.low, bar.high) for bar in table.bars] == [
+        (record["latency"]["p50_ms"], record["latency"]["p50_ms"], record["latency"]["p99_ms"]) for record in found
+    ]
 
 
 @pytest.mark.parametrize(
