@@ -380,14 +380,14 @@ PYTORCH = {
         captured=True,
     ),
     "torch_compile": _torch(
-        "PyTorch: LSTM cell of primitive ops, compiled by torch.compile, unrolled; on a GPU the step in one CUDA graph",
+        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile by a few steps; on a GPU the step in one CUDA graph",
         "CompiledPrimitiveStack",
         _passes(
             _ops(
                 lambda layers, steps: {TORCH_COMPILED: 1, TORCH_MATMUL: layers * steps},
                 rf"{TORCH_LSTM_OP}|{TORCH_CELL_OP}|{TORCH_SCRIPT}|aten::(sigmoid|tanh)",
                 "triton_",
-                f"{CUDNN_KERNEL}|lstm_cell",
+                rf"{CUDNN_KERNEL}|lstm_cell|(sigmoid|tanh)(_backward)?_kernel_cuda",
             ),
             TORCH_MATMUL,
             _cells,

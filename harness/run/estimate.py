@@ -1,4 +1,4 @@
-"""How long a run will take: what each row took on a machine where it was measured, times how much slower this one is now.
+"""How long a run will take: what each row took where it was measured, and how much slower this machine is now than that one.
 
     python -m harness.run.estimate results/cpu-2-core         # what rows took in a run, for benchmarks/seconds.json
 
@@ -20,7 +20,7 @@ from harness.record import records
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
 UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
-PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of the processor that the table is of
+PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of an AMD EPYC, whose slowness is 1
 LATER = 0.4  # of what a row's first process takes, a later one does, which has less to prove
 GAIN = 0.2  # by each process that prepares beside another: the stacked LM on an H200, by four and by eight
 TRIES = 40  # long enough for other processes to get their turns
@@ -41,7 +41,8 @@ class Estimate:
     def process_s(self, script: str, row: str, framework: str) -> float:
         """Of one process of a row, at one point; `script`: its name, with " --train" for PTB's schedule."""
         own = self._seconds.get(script, {})
-        return own.get(row, own.get(framework, UNKNOWN_S)) / self._slowness
+        known = own.get(row, own.get(framework))
+        return UNKNOWN_S if known is None else known / self._slowness
 
     def rows_of(self, script: str, plan: Mapping[str, Any]) -> tuple[float, int]:
         """(seconds, processes) of one start of a script; plan: harness.run.parent.Parent.plan. A point counts as a process."""
@@ -63,7 +64,8 @@ class Estimate:
 
     def preparation_s(self, script: str) -> float:
         """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
-        return self._seconds.get(script, {}).get("preparation", UNKNOWN_S) / self._slowness
+        known = self._seconds.get(script, {}).get("preparation")
+        return UNKNOWN_S if known is None else known / self._slowness
 
 
 def _as_first(processes: int) -> float:
@@ -77,7 +79,7 @@ def _table() -> dict:
 
 
 def slowness() -> float:
-    """How many times longer than where the table was measured this machine takes for the same work, as busy as it is now."""
+    """How many times longer this machine takes for the same work than 2 idle cores of an AMD EPYC, as busy as it is now."""
     source = Path(json.decoder.__file__).read_text() + Path(functools.__file__).read_text()
     start = time.perf_counter()
     for _ in range(TRIES):

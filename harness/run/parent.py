@@ -82,8 +82,12 @@ class Parent:
             print(self.echo)
         if "resume" in self.flags:
             if not out.exists():
-                begin = "leave --resume out to begin one"
-                raise UserError(f"--resume: {out}: no such folder; expected that of a run, or {begin}")
+                none = (
+                    f"{out}: no such folder" if self.options.out else "no run of today with these settings in results/"
+                )
+                raise UserError(
+                    f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one"
+                )
             if others := resume.of_other_machines(out, self.device):
                 kept = f"{len(others)} records of other rows are another machine's and stay as they are"
                 print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from harness.run.estimate import minutes
+from harness.run.estimate import minutes, slowness
 
 REPORTS = "LSTM_BENCH_PROGRESS"  # environment variable: the descriptor of the pipe to the suite
 LINE_S = 30.0  # at least so long between two lines, where standard error is no terminal
@@ -183,4 +183,4 @@ class Reports:
 def of_script(title: str) -> Progress | Reports:
     """A script's bar; or its reports to the suite, where that has started it."""
     descriptor = os.environ.pop(REPORTS, "")
-    return Reports(int(descriptor)) if descriptor else Progress(title)
+    return Reports(int(descriptor)) if descriptor else Progress(title, slowness())

@@ -201,11 +201,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
     resume = "resume" in found.flags
-    _check_resumed(found)
-    device, others = found.device or ("gpu" if has_gpu() else "cpu"), []
-    if device == "gpu" and not found.device:
-        others = ["cpu"]
-    out = Path(found.out).absolute() if found.out else default_out(device, resume, others=others)
+    out = _out(found)
     if resume and (begun := _as_begun(found, headers, out)):
         own = " and as said now" if jobs.noted(found) else ""
         found, chosen = begun
@@ -224,8 +220,6 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         return 0
     if device == "gpu":
         preflight.once(device, preflight.frameworks_here(), say)
-    if resume and not out.exists():
-        raise UserError(f"--resume: no run of this machine in {_shown(out.parent)}; leave --resume out to begin one")
     common = [f"--out={out}", f"--{preset}", f"--device={device}"]
     if resume:
         common.append("--resume")
@@ -355,12 +349,15 @@ def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, p
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"
 
 
-def _check_resumed(found: Options) -> None:
-    """UserError where --resume is to go on with a run that is not there."""
-    if "resume" in found.flags and found.out and not Path(found.out).is_dir():
-        raise UserError(
-            f"--resume: {found.out}: no such folder; expected that of a run, or leave --resume out to begin one"
-        )
+def _out(found: Options) -> Path:
+    """The run's folder. UserError where --resume is to go on with a run that is not there."""
+    resume, device = "resume" in found.flags, found.device or ("gpu" if has_gpu() else "cpu")
+    others = ["cpu"] if device == "gpu" and not found.device else []
+    out = Path(found.out).absolute() if found.out else default_out(device, resume, others=others)
+    if resume and not out.exists():
+        none = f"{out}: no such folder" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
+        raise UserError(f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one")
+    return out
 
 
 def _asked_for_gpu(found: Options) -> bool:
@@ -459,7 +456,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
-        _check_resumed(found)
+        _out(found)
         environments.require()
         _asked_for_gpu(found)
     except UserError as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 GRAPHS = 64  # that torch.compile makes of one function at the most
+STEPS = 5  # in one graph: of many torch.compile takes minutes, of one weights' gradients are added up op by op
 
 
 class PrimitiveCell(nn.Module):
@@ -73,19 +74,48 @@ class UnrolledLSTM(nn.Module):
 
 
 class CompiledLSTM(UnrolledLSTM):
-    """The same, cells and dropout under torch.compile; the rate is a tensor, since each Python number would take a graph."""
+    """The same, some steps of a layer at a time under torch.compile, and dropout: each Python number would take a graph."""
 
-    def __init__(self, cells):
+    def __init__(self, cells: list[nn.Module]) -> None:
         super().__init__(cells)
-        # a graph for each shape, and for each of its inputs with and without a gradient; more than Dynamo's 8 of one function
-        torch._dynamo.config.recompile_limit = GRAPHS
-        for cell in cells:
-            cell.compile(dynamic=False, fullgraph=True)
-        self._dropout = torch.compile(dropout, dynamic=False, fullgraph=True)
+        # A graph of one function for each shape, each dtype, and inputs with and without a gradient. Of the thread that makes it.
+        torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
+        self._steps, self._dropout = (
+            torch.compile(function, dynamic=False, fullgraph=True) for function in (_steps, dropout)
+        )
+
+    def forward(self, inputs, h, c, rate):
+        finals = []
+        for layer, cell in enumerate(self.cells):
+            if layer > 0:
+                inputs = self.drop(inputs, rate)
+            state, parts = (h[layer], c[layer]), []
+            if torch.is_grad_enabled():  # as the states of later steps: else the first ones took a graph of their own
+                state = [initial.detach().requires_grad_() for initial in state]
+            for part in inputs.split(_together(len(inputs))):
+                outputs, *state = self._steps(cell, part, *state)
+                parts.append(outputs)
+            inputs = torch.cat(parts)
+            finals.append(state)
+        return inputs, *(torch.stack(of_layers) for of_layers in zip(*finals, strict=True))
 
     def drop(self, x, rate):
         """x itself where `rate` is 0.0, no tensor: no dropout at all."""
         return x if isinstance(rate, float) else self._dropout(x, rate)
+
+
+def _steps(cell: nn.Module, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(outputs [steps, batch, units], h, c) of a cell, some steps of a layer: h and c [batch, units]."""
+    outputs = []
+    for x in inputs.unbind(0):
+        h, c = cell(x, (h, c))
+        outputs.append(h)
+    return torch.stack(outputs), h, c
+
+
+def _together(steps: int) -> int:
+    """How many steps are one graph: as many as divide them all, STEPS at the most."""
+    return max(count for count in range(1, STEPS + 1) if steps % count == 0)
 
 
 def dropout(x: Tensor, rate: Tensor) -> Tensor:

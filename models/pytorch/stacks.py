@@ -147,10 +147,7 @@ class ScriptedPrimitiveStack(PrimitiveStack):
 
 
 class CompiledPrimitiveStack(PrimitiveStack):
-    """The same cells, each under torch.compile, as softmax and loss are: torch_compile.
-
-    Of the whole unrolled network torch.compile makes little better kernels, and takes minutes for 3 layers of 50 steps.
-    """
+    """The same cells, some steps at a time under torch.compile, as softmax and loss are: torch_compile."""
 
     compiled = True
     captured = True

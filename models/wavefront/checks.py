@@ -25,14 +25,11 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 def probability(name: str, value: Any, why_not_1: str = "") -> float:
     """`value` as a float from 0 to 1, or below 1 where there is a reason."""
-    most = f"below 1: {why_not_1}" if why_not_1 else "1"
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, numbers.Real)
-        or not 0 <= value <= 1
-        or (why_not_1 and value == 1)
-    ):
-        raise ValueError(f"{name}: {value!r} given, expected a number from 0 to {most}")
+    expected = f"a number from 0 to {'below 1' if why_not_1 else '1'}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: {value!r} given, expected {expected}")
+    if why_not_1 and value == 1:
+        raise ValueError(f"{name}: {value!r} given, expected {expected}: {why_not_1}")
     return float(value)
 
 

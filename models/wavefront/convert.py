@@ -44,9 +44,9 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
             given = f"{getattr(layer, 'name', repr(layer))}, a {type(inner).__name__}, given"
             expected = "expected keras.layers.LSTM or Bidirectional of it"
             if isinstance(inner, keras.layers.Dropout):
-                expected += (
-                    f"; leave it out and add dropout={inner.rate:g} as an argument, which acts between the layers"
-                )
+                between = f"add dropout={inner.rate:g} as an argument, which acts between the layers"
+                instead = between if 0 < k < len(layers) - 1 else "keep it before or after the new layer"
+                expected += f"; leave it out and {instead}"
             raise ValueError(f"layer {k}: {given}, {expected}")
     fields, arrays, own = read_keras_layers(layers, OWN)
     del fields["mode"]

@@ -118,7 +118,11 @@ def test_reference_of_a_stream_is_that_of_the_whole_sequence():
     np.testing.assert_array_equal(np.concatenate(found, axis=1), whole)
 
 
-ON_CPU = [name for name, row in rows.SERVERS.items() if not row.needs_gpu and name != "torch_compile"]
+ON_CPU = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "torch_compile"))  # which compiles it four times
+    for name, row in rows.SERVERS.items()
+    if not row.needs_gpu
+]
 
 
 @pytest.mark.parametrize("name", ON_CPU)

@@ -137,7 +137,8 @@ def measure(run: Path, plan: Plan, cores: Sequence[int] | None) -> None:
     if cores:
         env |= {CORES: ",".join(map(str, cores)), **ONE_THREAD}
     rows = f"--rows={','.join(plan.rows)}"
-    command = [sys.executable, str(SCRIPT), *plan.options, rows, "--data=embedded", f"--out={run}", "--resume"]
+    command = [sys.executable, str(SCRIPT), *plan.options, rows, "--data=embedded", f"--out={run}"]
+    command += ["--resume"] if run.exists() else []
     started, log = time.monotonic(), run.with_suffix(".log")
     with log.open("ab") as output:
         status = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode

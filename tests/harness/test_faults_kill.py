@@ -20,14 +20,19 @@ SEED = 6
 ROWS = ("first", "second")
 MODES = ("forward", "train")
 PROCESSES = 2
-OPTIONS = [f"--rows={','.join(ROWS)}", f"--processes={PROCESSES}", "--resume"]
+OPTIONS = [f"--rows={','.join(ROWS)}", f"--processes={PROCESSES}"]
 TOUCHES = 60  # of files, by an undisturbed run, about
 
 
 def started(stub, touch: int = 0) -> subprocess.Popen:
     """The script on its way; with `touch` it is killed before that many touches of its folder."""
     killer = [str(Path(__file__).with_name("killed_at.py")), str(touch), str(stub.out)] if touch else []
-    command = [sys.executable, *killer, str(stub.script), *stub.arguments(*OPTIONS)]
+    command = [
+        sys.executable,
+        *killer,
+        str(stub.script),
+        *stub.arguments(*OPTIONS, *(["--resume"] if stub.out.exists() else [])),
+    ]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

@@ -104,8 +104,13 @@ def test_what_has_no_counterpart_is_refused():
         ),
         (
             from_keras_layers,
-            [keras.layers.LSTM(4), keras.layers.Dropout(0.2)],
+            [keras.layers.LSTM(4), keras.layers.Dropout(0.2), keras.layers.LSTM(4)],
             "a Dropout, given, expected .*; leave it out and add dropout=0.2 as an argument, which acts between the layers$",
+        ),
+        (
+            from_keras_layers,
+            [keras.layers.LSTM(4), keras.layers.Dropout(0.2)],
+            "a Dropout, given, expected .*; leave it out and keep it before or after the new layer$",
         ),
         (to_keras_layers, keras.layers.Dense(4), "layer: a Dense given, expected a WavefrontLSTM"),
         (to_torch, [layer(2)], "layer: a list given, expected a WavefrontLSTM"),
