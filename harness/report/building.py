@@ -295,7 +295,7 @@ def foot(
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
     measured = {record["row"] for record in group}
     if absent := [row for row in layout["rows"] if row not in measured]:
-        lines.append(f"Not among the rows of this run (`--rows`): {listed(absent, at_most=len(absent))}.")
+        lines.append(f"Not among the rows of this run: {listed(absent, at_most=len(absent))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])
 
 

@@ -81,10 +81,8 @@ class Parent:
         if self.echo:
             print(self.echo)
         if "resume" in self.flags:
-            if not out.exists():
-                none = (
-                    f"{out}: no such folder" if self.options.out else "no run of today with these settings in results/"
-                )
+            if not (out / "run.json").is_file():
+                none = f"{out}: no run there" if self.options.out else "no run of today with these settings in results/"
                 raise UserError(
                     f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one"
                 )

@@ -216,6 +216,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     environments.require()
     peers = "peers" in found.flags
     if "check" in found.flags:
+        if not gpu and not found.device:
+            say("no NVIDIA GPU: the benchmarks run on the CPU")
         preflight.check(device, preflight.frameworks_here(peers), say)
         return 0
     if device == "gpu":
@@ -354,8 +356,8 @@ def _out(found: Options) -> Path:
     resume, device = "resume" in found.flags, found.device or ("gpu" if has_gpu() else "cpu")
     others = ["cpu"] if device == "gpu" and not found.device else []
     out = Path(found.out).absolute() if found.out else default_out(device, resume, others=others)
-    if resume and not out.exists():
-        none = f"{out}: no such folder" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
+    if resume and not (out / "run.json").is_file():
+        none = f"{out}: no run there" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
         raise UserError(f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one")
     return out
 

@@ -43,7 +43,7 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
         if not isinstance(inner, keras.layers.LSTM):
             given = f"{getattr(layer, 'name', repr(layer))}, a {type(inner).__name__}, given"
             expected = "expected keras.layers.LSTM or Bidirectional of it"
-            if isinstance(inner, keras.layers.Dropout):
+            if type(inner) is keras.layers.Dropout and inner.noise_shape is None:
                 between = f"add dropout={inner.rate:g} as an argument, which acts between the layers"
                 instead = between if 0 < k < len(layers) - 1 else "keep it before or after the new layer"
                 expected += f"; leave it out and {instead}"

@@ -20,7 +20,8 @@ SETTINGS = {
     **dict.fromkeys(PENALTIES),
 }
 INSTEAD = {  # what to do about a setting
-    "dropout": "; build the layers without it, and give the stack dropout=, drawn anew in every step between its layers",
+    "dropout": "; make it anew with dropout=0 (from_config, build, set_weights), and give the stack dropout=, drawn anew in "
+    "every step between its layers, or put keras.layers.Dropout before it",
 }
 
 

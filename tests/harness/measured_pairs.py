@@ -138,7 +138,7 @@ def measure(run: Path, plan: Plan, cores: Sequence[int] | None) -> None:
         env |= {CORES: ",".join(map(str, cores)), **ONE_THREAD}
     rows = f"--rows={','.join(plan.rows)}"
     command = [sys.executable, str(SCRIPT), *plan.options, rows, "--data=embedded", f"--out={run}"]
-    command += ["--resume"] if run.exists() else []
+    command += ["--resume"] if (run / "run.json").exists() else []
     started, log = time.monotonic(), run.with_suffix(".log")
     with log.open("ab") as output:
         status = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode

@@ -59,7 +59,7 @@ def test_an_axis_is_a_line_per_size_in_rising_order_and_a_column_per_row(tmp_pat
     ]
     sentence = "`wave` against `cudnn`: faster from 64 to 256 (1.67x to 2.00x), slower at 1,024 (0.50x); "
     assert f"- {sentence}they cross between 256 and 1,024.\n" in text
-    assert "Not among the rows of this run (`--rows`): `torch`, `wave_2`." in text and "Not one setting" not in text
+    assert "Not among the rows of this run: `torch`, `wave_2`." in text and "Not one setting" not in text
     assert "Batch:" not in text, "an axis with a single point is no axis"
     assert (tmp_path / "run" / "scaling.units.stack.gpu.tf32.png").read_bytes().startswith(PNG)
 

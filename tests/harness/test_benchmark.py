@@ -170,8 +170,10 @@ def test_where_no_row_can_run_one_line_says_why_and_the_table_too(stub, capfd):
 
 def test_resume_is_refused_where_there_is_nothing_to_go_on_with(stub, capfd):
     assert stub.main("--rows=first", "--resume") == 2
-    assert f"error: --resume: {stub.out}: no such folder; name a run's folder by --out=DIR" in capfd.readouterr().err
+    assert f"error: --resume: {stub.out}: no run there; name a run's folder by --out=DIR" in capfd.readouterr().err
     assert not stub.out.exists()
+    stub.out.mkdir()
+    assert stub.main("--rows=first", "--resume") == 2, "an empty folder is no run"
 
 
 @pytest.fixture

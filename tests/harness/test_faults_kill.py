@@ -31,7 +31,7 @@ def started(stub, touch: int = 0) -> subprocess.Popen:
         sys.executable,
         *killer,
         str(stub.script),
-        *stub.arguments(*OPTIONS, *(["--resume"] if stub.out.exists() else [])),
+        *stub.arguments(*OPTIONS, *(["--resume"] if (stub.out / "run.json").exists() else [])),
     ]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

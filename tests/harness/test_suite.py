@@ -388,7 +388,7 @@ def test_resume_finds_what_the_suite_has_begun_on_the_other_device_too(scripts, 
 def test_resume_of_a_run_without_options_or_without_their_note_runs_everything(scripts, capsys):
     path = scripts.parent / "out" / "run.json"
     assert run(scripts, "--resume") == 2 and not path.parent.exists()
-    assert f"--resume: {path.parent}: no such folder; name a run's folder by --out=DIR" in capsys.readouterr().err
+    assert f"--resume: {path.parent}: no run there; name a run's folder by --out=DIR" in capsys.readouterr().err
     assert run(scripts) == 0
     whole = [[name, *(option for option in rest if option != "--resume")] for name, *rest in started(scripts)]
     assert json.loads(path.read_text())["options"] == ["--quick", "--device=cpu"] and resumed(scripts) == whole

@@ -31,7 +31,7 @@ def test_the_fastest_row_comes_first_with_its_figures(tmp_path):
         "Time per step: median over 2 to 3 processes of each one's median of 2 blocks; "
         "±: 95 % interval over the processes, their number in parentheses.\n"
     ) in text
-    assert "Not among the rows of this run (`--rows`): `keras`, `torch_lstm`." in text
+    assert "Not among the rows of this run: `keras`, `torch_lstm`." in text
 
 
 def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
