@@ -183,4 +183,4 @@ class Reports:
 def of_script(title: str) -> Progress | Reports:
     """A script's bar; or its reports to the suite, where that has started it."""
     descriptor = os.environ.pop(REPORTS, "")
-    return Reports(int(descriptor)) if descriptor else Progress(title, slowness())
+    return Reports(int(descriptor)) if descriptor else Progress(title, slowness(tries=4))  # a script starts at once
