@@ -380,7 +380,7 @@ PYTORCH = {
         captured=True,
     ),
     "torch_compile": _torch(
-        "PyTorch: LSTM cell of primitive ops, unrolled, under torch.compile by a few steps; on a GPU the step in one CUDA graph",
+        "PyTorch: LSTM cell of primitive ops, unrolled, some steps at a time under torch.compile; on a GPU all in one CUDA graph",
         "CompiledPrimitiveStack",
         _passes(
             _ops(

@@ -81,11 +81,8 @@ class Parent:
         if self.echo:
             print(self.echo)
         if "resume" in self.flags:
-            if not (out / "run.json").is_file():
-                none = f"{out}: no run there" if self.options.out else "no run of today with these settings in results/"
-                raise UserError(
-                    f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one"
-                )
+            none = f"{out}: no run there" if self.options.out else "no run of today with these settings in results/"
+            resume.require_run(out, none)
             if others := resume.of_other_machines(out, self.device):
                 kept = f"{len(others)} records of other rows are another machine's and stay as they are"
                 print(f"--resume: {out}: {kept}: {others[0]}", file=sys.stderr)

@@ -27,6 +27,12 @@ class Today(NamedTuple):
     sha256: Mapping[str, str] | None
 
 
+def require_run(out: Path, none: str) -> None:
+    """UserError where there is no run in a folder that --resume is to go on with; none: which run is missing."""
+    if not (out / "run.json").is_file():
+        raise UserError(f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one")
+
+
 def refuse_other_machine(run: Path, names: Collection[str], device: str) -> None:
     """UserError where a row's earlier record is another machine's, which --resume would replace.
 

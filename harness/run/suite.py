@@ -31,6 +31,7 @@ from harness.run import bf16, driver, environments, estimate, folders, jobs, opt
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
+from harness.run.resume import require_run
 
 PROJECT = Path(__file__).resolve().parents[2]
 BENCHMARKS = PROJECT / "benchmarks"
@@ -353,12 +354,12 @@ def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, p
 
 def _out(found: Options) -> Path:
     """The run's folder. UserError where --resume is to go on with a run that is not there."""
-    resume, device = "resume" in found.flags, found.device or ("gpu" if has_gpu() else "cpu")
+    resumed, device = "resume" in found.flags, found.device or ("gpu" if has_gpu() else "cpu")
     others = ["cpu"] if device == "gpu" and not found.device else []
-    out = Path(found.out).absolute() if found.out else default_out(device, resume, others=others)
-    if resume and not (out / "run.json").is_file():
+    out = Path(found.out).absolute() if found.out else default_out(device, resumed, others=others)
+    if resumed:
         none = f"{out}: no run there" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
-        raise UserError(f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one")
+        require_run(out, none)
     return out
 
 

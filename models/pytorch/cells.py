@@ -78,7 +78,7 @@ class CompiledLSTM(UnrolledLSTM):
 
     def __init__(self, cells: list[nn.Module]) -> None:
         super().__init__(cells)
-        # A graph of one function for each shape, each dtype, and inputs with and without a gradient. Of the thread that makes it.
+        # A graph for each shape, each dtype, and inputs with and without a gradient. The limit holds for this thread alone.
         torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
         self._steps, self._dropout = (
             torch.compile(function, dynamic=False, fullgraph=True) for function in (_steps, dropout)
