@@ -71,9 +71,8 @@ def test_compiled_row_passes_its_proof():
     proof.training(trial, reference)
     proof.what_ran(runtime.profile(lambda: trial.timed_steps(UPDATE_STEPS)), kernel, "cpu")
     assert proof.record()["ok"], proof.record()["reason"]
-    assert (
-        trial.traces == traces + 3
-    )  # the forward pass: steps of two layers, and the head; one training step for every rate
+    forward = 3  # graphs: steps of two layers, and the head; of training steps one serves every rate
+    assert trial.traces == traces + forward
     trial.warm_up((INPUTS[:12], LABELS[:12]))
     traces = trial.traces
     trial.fit(INPUTS, LABELS, 1, (INPUTS[:12], LABELS[:12]), EpochClock())
