@@ -459,7 +459,8 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
         for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)
-        _out(found)
+        if found.out:  # the default one goes by what psutil says, which may not be installed yet
+            _out(found)
         environments.require()
         _asked_for_gpu(found)
     except UserError as error:

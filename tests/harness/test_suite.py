@@ -385,6 +385,15 @@ def test_resume_finds_what_the_suite_has_begun_on_the_other_device_too(scripts, 
         assert f"--out={results / 'cpu-20260102'}" in (scripts / "started").read_text()
 
 
+def test_what_is_asked_before_anything_is_installed_needs_no_package(scripts):
+    project = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.insert(0, {project!r}); from pathlib import Path; from harness.run import suite"
+    for argv, status in (([], 0), (["--resume"], 0), (["--resume", f"--out={scripts / 'none'}"], 2)):
+        asked = f"{code}; sys.exit(suite.check({['--device=cpu', *argv]!r}, Path({str(scripts)!r})))"
+        ran = subprocess.run([sys.executable, "-S", "-c", asked], capture_output=True, text=True)
+        assert ran.returncode == status and "Traceback" not in ran.stderr, ran.stderr
+
+
 def test_resume_of_a_run_without_options_or_without_their_note_runs_everything(scripts, capsys):
     path = scripts.parent / "out" / "run.json"
     assert run(scripts, "--resume") == 2 and not path.parent.exists()
