@@ -208,7 +208,7 @@ class TorchClassifier(trial.ClassifierTrial):
     def _stack_rate(self, training: bool) -> float | Tensor:
         if not (training and self.rates[0]):
             return 0.0
-        return self._rate_tensors[0] if self.stack.compiled and not self.stack.own_dropout else self._rates[0]
+        return self._rate_tensors[0] if self.stack.takes_rate_tensor else self._rates[0]
 
     def _network(self, x: Tensor, y: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(loss, number of labels that are the likeliest class, logits) of x [time, batch, features] and y [batch]."""

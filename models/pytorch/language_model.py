@@ -192,7 +192,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
     def _stack_rate(self, training: bool) -> float | Tensor:
         if not (training and self.has_dropout):
             return 0.0
-        return self._rate if self.stack.compiled and not self.stack.own_dropout else self.dropout_rate
+        return self._rate if self.stack.takes_rate_tensor else self.dropout_rate
 
     def _hidden(self, tokens, states, training):
         """(outputs of the stack [time, batch, units], final states)."""

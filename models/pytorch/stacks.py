@@ -63,6 +63,11 @@ class TorchStack:
                 parameter.copy_(torch.from_numpy(array))
         self.module = self.execute(module)
 
+    @property
+    def takes_rate_tensor(self) -> bool:
+        """Whether dropout's rate is given as a tensor: torch.compile would make a number part of the code."""
+        return self.compiled and not self.own_dropout
+
     def build(self) -> nn.Module:
         """The module with parameters of `dtype` on `device`, their values still to come."""
         raise NotImplementedError
