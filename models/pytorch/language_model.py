@@ -83,8 +83,11 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         self._rate = torch.tensor(self.dropout_rate, device=self.device) if stack.compiled else None
         self._head_of, self._drop = self._head, self._dropout
         if stack.compiled:  # fullgraph: an error where a part cannot be compiled, not that part op by op
+            # Else Inductor finds out by timing whether it pays to pad a vocabulary of 10,001, and not always the same.
+            options = {"force_shape_pad": True}
             self._head_of, self._drop = (
-                torch.compile(function, dynamic=False, fullgraph=True) for function in (self._head, self._dropout)
+                torch.compile(function, dynamic=False, fullgraph=True, options=options)
+                for function in (self._head, self._dropout)
             )
 
         kind, learning_rate = optimizer
