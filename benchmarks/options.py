@@ -27,7 +27,7 @@ CONFIGS = {
 }
 PRESETS = {
     "full": dict(CONFIG="ptb_medium", BLOCKS=5, PROCESSES=1, TIMED_BATCHES=20, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=120.0),
-    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.1, ROW_LIMIT_S=120.0),
+    "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.3, ROW_LIMIT_S=120.0),
 }
 UNITS = None                # of each of the two layers; None: the config's, as for the next three
 FEATURES = None             # of the inputs
@@ -45,7 +45,7 @@ TIMED_BATCHES = None        # per block
 BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row
 ROW_LIMIT_S = None          # s; a row that takes longer is stopped
-MIN_BLOCK_S = 0.05          # s; a block is the multiple of TIMED_BATCHES that fills it
+MIN_BLOCK_S = 0.2           # s; a block is the multiple of TIMED_BATCHES that fills it
 # ---------------------------------------------------------------------------
 # fmt: on
 
