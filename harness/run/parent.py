@@ -120,7 +120,7 @@ class Parent:
             if impossible := self.benchmark.impossible(constants):
                 raise UserError(impossible)
             sizes.check(constants, self.benchmark.values(constants), machine.memory_bytes(), gpu_bytes)
-        out = Path(self.options.out or self._default_out())
+        out = Path(os.path.expanduser(self.options.out or "") or self._default_out())
         if "resume" in self.flags:
             resume.refuse_other_machine(out, self._names(), self.device)
             if found := self._contradicts(out, (), self.options.values):
@@ -307,14 +307,21 @@ class Parent:
         if "resume" not in self.flags:
             return []
         paths = [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes]
-        today = resume.Today(self.constants, self.device, self._data()["sha256"])
+        variables = {**machine.VARIABLES, **self._added(row)}
+        today = resume.Today(self.constants, self.device, self._data()["sha256"], variables)
         return resume.earlier(paths, self.benchmark.rows[row].framework, today)
+
+    def _added(self, row: str) -> dict[str, str]:
+        """Variables of the environment that the suite adds for a row, and that its records have."""
+        return {}
 
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
         departs = options.departs_from_protocol(self.constants, protocol)
         notes = [f"{schema.DEPARTS}: {', '.join(f'{n}={self.constants[n]}' for n in departs)}"] if departs else []
-        notes += [f"--gpus={len(self.gpus)}: timed beside a row on another GPU"] if self.gpus else []
+        notes += (
+            [f"--gpus={len(self.gpus)}: timed beside a row on another GPU"] if self.gpus and self.at_once > 1 else []
+        )
         # The published figures are of float32 arithmetic; on today's GPUs tf32 stands for it, 16 bits do not.
         differs = departs or self._data()["embedded"] or self.constants["PRECISION"] in schema.SIXTEEN_BITS
         published = {} if differs else self.benchmark.published(self.constants, row, mode, self.device)

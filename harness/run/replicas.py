@@ -91,10 +91,18 @@ class Parent(sweep.Sweep):
     def _hosts(self) -> list[str]:
         return [host.strip() for host in self.constants["HOSTS"].split(",")]
 
-    @property
-    def at_once(self) -> int:
-        """Groups of workers run one after the other."""
-        return 1
+    at_once = 1  # groups of workers run one after the other
+
+    def _gpu_of(self, row: str) -> None:
+        """Each worker's environment names its own."""
+
+    def _added(self, row: str) -> dict[str, str]:
+        made, gpus = self.benchmark.rows[row], self.constants["REPLICAS"]
+        count = self.benchmark.workers(row, gpus)
+        added = made.environment if self.device == "gpu" and count > 1 else {}
+        if self.device == "cpu" and count < gpus:
+            added = FRAMEWORKS[made.framework].cpu_devices
+        return {name: f"{os.environ.get(name, '')} {value.format(gpus)}".strip() for name, value in added.items()}
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
@@ -132,14 +140,8 @@ class Parent(sweep.Sweep):
         if count < gpus and visible:  # one process has them all
             visible = [",".join(visible)]
         where = workers.places(self._hosts()[:count], count, visible)
-        child, made = point.parent._child("row", row=row, **point.parent._job(number)), self.benchmark.rows[row]
-        if self.device == "cpu" and count < gpus:
-            several = FRAMEWORKS[made.framework].cpu_devices
-            child["env"] |= {name: value.format(gpus) for name, value in several.items()}
-        if self.device == "gpu" and count > 1:
-            child["env"] |= {
-                name: f"{os.environ.get(name, '')} {more}".strip() for name, more in made.environment.items()
-            }
+        child = point.parent._child("row", row=row, **point.parent._job(number))
+        child["env"] |= point.parent._added(row)
         return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
 
 

@@ -20,11 +20,13 @@ class Today(NamedTuple):
         constants: of the script, as they are resolved.
         device: "gpu" or "cpu".
         sha256: {file: sum} of the data; None where there is none.
+        variables: of the row's environment, those that steer its framework.
     """
 
     constants: Mapping[str, Any]
     device: str
     sha256: Mapping[str, str] | None
+    variables: Mapping[str, str]
 
 
 def require_run(out: Path, none: str) -> None:
@@ -107,8 +109,8 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
         return False
     if environment.get("python") not in (None, there["python"]):
         return False
-    then, now = environment.get("variables"), facts["variables"]
-    if then is not None and frameworks.variables_of([framework], then) != frameworks.variables_of([framework], now):
+    then, here = environment.get("variables"), frameworks.variables_of([framework], today.variables)
+    if then is not None and frameworks.variables_of([framework], then) != here:
         return False
     return environment.get("data", {}).get("sha256") == today.sha256
 

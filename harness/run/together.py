@@ -4,6 +4,7 @@ A row that crashes, or takes longer than ROW_LIMIT_S, keeps its place with the r
 that changes its process, such as op determinism, has one of its own.
 """
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,7 @@ class Together(Parent):
     """Runs its rows one after another, `alone` those that have a process of their own."""
 
     alone: Collection[str] = ()
-
-    @property
-    def at_once(self) -> int:
-        """Processes run one after the other."""
-        return 1
+    at_once = 1  # processes run one after the other
 
     def _run_rows(self) -> None:
         done, spent = self._due()
@@ -61,6 +58,8 @@ class Together(Parent):
 
         jobs: list[dict[str, Any]] = [{"constants": self.constants, "row": row, **self._job(number)} for row in rows]
         outcome = processes.run_child(**self._child("points", row=rows[0], points=jobs, rehearse=True, watch=watch))
+        if outcome.note:
+            print(f"{rows[-1]}: {outcome.note}; see {outcome.log}", file=sys.stderr)
         if len(seconds) < len(rows) and (outcome.result is None or not seconds):
             rest = max(0.0, outcome.seconds - sum(seconds))
             keep(rows[len(seconds)], outcome._replace(result=None, seconds=rest))

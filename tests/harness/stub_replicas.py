@@ -31,6 +31,7 @@ PROOF = {"ok": True, **{f"{name}_err": 1e-6 for name in ERRORS}, "limit": dict.f
          "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
 NAMES = ("fine", "killed", "never_starts", "hangs", "hangs_together", "raises", "unproven")
 ROWS_TABLE = {name: Row("what it is", lambda c: {}) for name in NAMES}
+ROWS_TABLE["one_process"] = Row("what it is", lambda c: {}, framework="jax")
 
 if __name__ == "__main__":
     machine.commit = lambda: {"commit": "c"}
@@ -59,6 +60,8 @@ def run_row(row, c, measurement):
         time.sleep(600)
     group.barrier()
     environment = {"gpu": None, "packages": {}, "commit": "c", "data": measurement.data.facts}
+    if row == "one_process":
+        environment["variables"] = {"XLA_FLAGS": machine.VARIABLES["XLA_FLAGS"]}
     about = {
         "gpus": measurement.gpus,
         "workers": group.size,
@@ -78,6 +81,7 @@ def run_row(row, c, measurement):
 BENCHMARK = replicas.Benchmark(
     script=__file__, doc=__doc__, rows=ROWS_TABLE, load=load, reference=reference, run_row=run_row,
     layout={"title": "Stub", "question": "What becomes of a worker?", "tables": [], "replicas": {"mode": "train"}},
+    workers=lambda row, gpus: 1 if row == "one_process" else gpus,
     modes=lambda flags: ("train",), protocol=lambda c: {}, published=lambda c, row, mode, device: {},
 )  # fmt: skip
 

@@ -47,7 +47,7 @@ def stub(tmp_path, monkeypatch):
     def record(row, point="weak_2"):
         return records.read_record(tmp_path / "out" / "rows" / f"stub.small-{point}.{row}.train.cpu.fp32.json")
 
-    return SimpleNamespace(main=main, record=record, folder=tmp_path, out=tmp_path / "out")
+    return SimpleNamespace(main=main, record=record, folder=tmp_path, out=tmp_path / "out", benchmark=module.BENCHMARK)
 
 
 QUICK = ["killed", "hangs"]
@@ -74,6 +74,24 @@ def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch, r
     assert stub.main("--scaling=weak", f"--rows=fine,{','.join(again)}", "--resume") == 0
     assert {stub.record(row)["status"] for row in again} == {"ok"}
     assert (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns == before
+
+
+def test_resume_does_not_measure_a_row_anew_to_whose_environment_the_suite_has_added(stub, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(machine, "VARIABLES", {})
+    again = ["--scaling=weak", "--rows=one_process"]
+    assert stub.main(*again) == 0
+    found = stub.record("one_process")
+    assert found["environment"]["variables"]["XLA_FLAGS"] == "--xla_force_host_platform_device_count=2"
+    assert stub.main(*again, "--resume") == 0
+    assert stub.record("one_process") == found
+
+
+def test_a_worker_has_the_gpu_of_its_place_whatever_gpus_are_asked_for(stub, monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
+    parent = replicas.Parent(stub.benchmark, ["--device=gpu", "--gpus=2"])
+    parent.out = stub.out
+    assert parent.gpus == ["GPU-a", "GPU-b"] and parent._child("row", row="fine")["gpu"] is None
 
 
 def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsys):
