@@ -7,6 +7,7 @@ if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # such as of: sh ./r
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$root/harness/run/setup_env.sh"
+export PYTHONUTF8=1 # tables have signs that an older locale lacks
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 install=yes look=no peers=no dry_run=no

@@ -29,7 +29,7 @@ def locate(option: str | None) -> DataLocation:
         return DataLocation(None, "", where)
     if value == EMBEDDED:
         return DataLocation(None, f"asked for by {where}={EMBEDDED}", where)
-    folder = Path(value).expanduser()
+    folder = Path(os.path.expanduser(value))
     if not value or not os.path.isdir(folder):
         raise UserError(f"{where}={value}: no such folder; expected one that holds mnist/ and ptb/, or `{EMBEDDED}`")
     return DataLocation(folder, "", where)

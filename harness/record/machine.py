@@ -69,9 +69,8 @@ def _first_gpu() -> Iterator[tuple]:
 
     CUDA_VISIBLE_DEVICES may name it by number or by UUID.
     """
-    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     with _nvml() as nvml:
-        gpu = _handle(nvml, name) if nvml and _visible(nvml) else None
+        gpu = _handle(nvml, _names(nvml)[0]) if nvml and _names(nvml) else None
         yield (nvml, gpu) if gpu is not None else (None, None)
 
 
@@ -90,14 +89,15 @@ def _text(value: str | bytes | None) -> str | None:
 def gpu_count() -> int:
     """NVIDIA GPUs that the driver shows and CUDA_VISIBLE_DEVICES does not hide; 0 without a driver. No framework."""
     with _nvml() as nvml:
-        return _visible(nvml) if nvml else 0
+        return len(_names(nvml)) if nvml else 0
 
 
-def _visible(nvml) -> int:
-    count, visible = _asked(nvml.nvmlDeviceGetCount) or 0, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return count
-    return min(count, len([name for name in visible.split(",") if name.strip() not in HIDDEN]))
+def _names(nvml) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that it shows, as for CUDA none after a hidden one; unset, all numbers."""
+    every = [str(number) for number in range(_asked(nvml.nvmlDeviceGetCount) or 0)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = every if visible is None else [name.strip() for name in visible.split(",")]
+    return list(itertools.takewhile(lambda name: name not in HIDDEN, names))[: len(every)]
 
 
 class Gpu(NamedTuple):
@@ -110,10 +110,8 @@ def gpus() -> list[Gpu]:
     with _nvml() as nvml:
         if not nvml:
             return []
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = map(str, range(_asked(nvml.nvmlDeviceGetCount) or 0)) if visible is None else visible.split(",")
         found = []
-        for name in itertools.takewhile(lambda name: name not in HIDDEN, map(str.strip, names)):
+        for name in _names(nvml):
             gpu = _handle(nvml, name)
             found.append(Gpu(*(_text(_asked(ask, gpu)) for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName))))
         return [gpu for gpu in found if all(gpu)]

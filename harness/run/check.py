@@ -113,10 +113,11 @@ def _mend(framework: str, python: str, reason: str) -> str:
         return ""
     if not stamp.is_file():
         return f"; install it for {python}, or leave --no-install out"
-    if framework == "tensorflow":
-        (machine.PROJECT / ".venv.incomplete").touch()
-    else:
-        stamp.unlink()
+    with contextlib.suppress(OSError):  # of a checkout that cannot be written to
+        if framework == "tensorflow":
+            (machine.PROJECT / ".venv.incomplete").touch()
+        else:
+            stamp.unlink()
     return "; half-installed: run again, which installs it anew"
 
 

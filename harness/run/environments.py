@@ -38,7 +38,7 @@ print(*(name for name in sys.argv[1:] if find_spec(name) is None), *sys.version_
 def python(framework: str) -> str:
     """The Python that the framework's rows are started with."""
     if named := _named(framework):
-        return shutil.which(named) or named
+        return os.path.abspath(shutil.which(named) or named)
     own = Path(sys.prefix, framework)
     return str(own / "bin" / "python") if (own / software.STAMP).is_file() else sys.executable
 
@@ -62,7 +62,7 @@ def missing(framework: str, *also: str) -> str:
     try:
         lacking, version = _lacking(found, (framework, *MODULES, *also))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"{where or found}does not run: {' '.join(str(error).split())[:200]}"
+        return f"{where or f'{found}: '}does not run: {' '.join(str(error).split())[:200]}"
     if version < (oldest := FRAMEWORKS[framework].python):
         return f"needs Python {'.'.join(map(str, oldest))}"
     if not lacking:

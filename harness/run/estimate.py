@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UserError
 from harness.record import records
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
@@ -80,7 +81,7 @@ def _table() -> dict:
 
 def slowness(tries: int = TRIES) -> float:
     """How many times longer this machine takes for the same work than 2 idle cores of an AMD EPYC, as busy as it is now."""
-    source = Path(json.decoder.__file__).read_text() + Path(functools.__file__).read_text()
+    source = Path(json.decoder.__file__).read_bytes() + Path(functools.__file__).read_bytes()
     start = time.perf_counter()
     for _ in range(tries):
         ast.parse(source)
@@ -96,9 +97,16 @@ def minutes(seconds: float) -> str:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print {script: {row: seconds of a first process}} of the records of these runs."""
+    """Print {script: {row: seconds of a first process}} of the records of these runs; the exit status."""
     found: dict[str, dict[str, list[float]]] = {}
-    for record in (record for run in runs for record in records.read_run(run)[0]):
+    try:
+        if not runs:
+            raise UserError("expected a run's folder, such as results/cpu-2-core")
+        read = [record for run in runs for record in records.read_run(run)[0]]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for record in read:
         if record["status"] == "ok" and record.get("spent_s"):
             train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
             rows = found.setdefault(record["benchmark"] + train, {})

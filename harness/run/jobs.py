@@ -72,7 +72,8 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
         raise UserError(f"--peers and --no-install: expected one of them; leave --no-install out, or {by_hand}")
     left_out: set[str] = set()
     if not {"help", "list"} & found.flags:  # which import nothing that counts GPUs
-        several = found.device != "cpu" and machine.gpu_count() > 1
+        kinds = [gpu.name for gpu in machine.gpus()[:2]]
+        several = found.device != "cpu" and len(kinds) == 2 and kinds[0] == kinds[1]
         left_out = {*ASKED_FOR, *(() if several else WITH_SEVERAL_GPUS)}
     usual = ",".join(name for name in headers if name not in left_out)
     chosen = _choose(str(found.values.pop("ONLY", usual)), list(headers))
@@ -100,7 +101,7 @@ def noted(found: Options) -> list[str]:
 
 def data_of(found: Options) -> str | Path:
     """What --data says, from whatever folder a script is started."""
-    return found.data if found.data == EMBEDDED else Path(found.data).expanduser().absolute()
+    return found.data if found.data == EMBEDDED else Path(os.path.expanduser(found.data)).absolute()
 
 
 def _choose(only: str, known: list[str]) -> list[str]:

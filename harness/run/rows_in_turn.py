@@ -107,5 +107,9 @@ class RowsInTurn(Parent):
             processes.run_together(next_alone)
 
     def _scratch(self) -> tempfile.TemporaryDirectory:
-        """A folder that is gone after this run of the script; what a killed one leaves, the next one removes."""
-        return tempfile.TemporaryDirectory(prefix=".compiled-", suffix=".tmp", dir=self.out)
+        """A folder that is gone after this run of the script; what a killed one leaves in the run's, the next one removes.
+
+        Not below a folder with a space in its name: XLA's flags and Inductor's compiler end there.
+        """
+        below = None if " " in str(self.out.absolute()) else self.out
+        return tempfile.TemporaryDirectory(prefix=".compiled-", suffix=".tmp", dir=below)

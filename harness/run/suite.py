@@ -71,7 +71,7 @@ class Interrupted(BaseException):
 
 def has_gpu() -> bool:
     """Whether an NVIDIA GPU answers and is not hidden by CUDA_VISIBLE_DEVICES."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in machine.HIDDEN:
         return False
     if machine.gpu_count():
         return True
@@ -270,7 +270,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
             with progress.Whole(parts, slowness) as bar:
                 status, failed = run_jobs(planned, common, folder, held.lent(), bar)
         except Interrupted:
-            again = f"the same command with --resume --out={_shown(out)} goes on"
+            again = f"the same command with --resume {shlex.quote(f'--out={_shown(out)}')} goes on"
             kept = "the finished rows are in" if any((out / "rows").glob("*.json")) else "no row has finished in"
             say(f"interrupted; {kept} {_shown(out)}; {again}")
             raise
@@ -356,7 +356,7 @@ def _out(found: Options) -> Path:
     """The run's folder. UserError where --resume is to go on with a run that is not there."""
     resumed, device = "resume" in found.flags, found.device or ("gpu" if has_gpu() else "cpu")
     others = ["cpu"] if device == "gpu" and not found.device else []
-    out = Path(found.out).absolute() if found.out else default_out(device, resumed, others=others)
+    out = Path(os.path.expanduser(found.out)).absolute() if found.out else default_out(device, resumed, others=others)
     if resumed:
         none = f"{out}: no run there" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
         require_run(out, none)

@@ -72,6 +72,7 @@ def run_row(row, c, measurement):
         kept = measurement.compiled and Path(measurement.compiled)
         note(f"found {sorted(os.listdir(kept)) if kept else 'no folder'}")
         if kept:
+            assert " " not in str(kept)
             (kept / str(measurement.process)).touch()
     if row == "raises" or (row == "flaky" and not (HERE / "repaired").exists()):
         raise ValueError("something\nis wrong")

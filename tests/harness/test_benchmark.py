@@ -61,6 +61,8 @@ def test_what_a_rows_first_process_compiles_those_after_its_end_find_and_it_find
     found = [line for line in stub.starts() if line.startswith("found")]
     assert found == ["found []", "found ['0']", "found ['0', '1']"]
     assert not list(stub.out.glob(".compiled*"))
+    assert stub.main("--full", "--rows=compiles", "--out=" + str(stub.out.with_name("a space"))) == 0
+    assert [line for line in stub.starts() if line.startswith("found")] == found
     assert stub.main("--full", "--rows=compiles", "--at-once=3", "--out=" + str(stub.out.with_name("beside"))) == 0
     beside = [line for line in stub.starts() if line.startswith("found")]
     *others, first = sorted(beside)

@@ -65,6 +65,8 @@ def test_environment_that_is_not_whole_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "torch" / software.STAMP).touch()
     assert environments.python("torch") == str(python)
     assert environments.python("tensorflow") == sys.executable
+    python.unlink()  # as where the system's Python has gone
+    assert environments.missing("torch").startswith(f"{python}: does not run: ")
 
 
 def test_rows_whose_named_python_lacks_a_module_are_skipped_with_what_to_install(stub, tmp_path, monkeypatch):

@@ -427,7 +427,16 @@ def test_cpu_share_sees_a_busy_process_that_is_not_ours():
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, "ABC"), ("2,0", "CA"), ("GPU-B", "B"), ("", ""), ("-1", ""), ("1,-1,2", "B"), ("GPU-B, 7,0", "BA")],
+    [
+        (None, "ABC"),
+        ("2,0", "CA"),
+        ("GPU-B", "B"),
+        ("", ""),
+        ("-1", ""),
+        ("-1,0", ""),
+        ("1,-1,2", "B"),
+        ("GPU-B, 7,0", "BA"),
+    ],
 )
 def test_gpus_are_those_that_cuda_shows_in_its_order(monkeypatch, visible, expected):
     known = ["GPU-A", "GPU-B", "GPU-C"]
@@ -443,3 +452,5 @@ def test_gpus_are_those_that_cuda_shows_in_its_order(monkeypatch, visible, expec
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpus() == [(f"GPU-{letter}", f"NVIDIA {letter}") for letter in expected]
+    assert bool(machine.gpu_count()) == bool(expected)
+    assert machine.gpu_name() == (f"NVIDIA {expected[0]}" if expected else None)

@@ -113,12 +113,19 @@ def run(folder: Path, *argv: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "gpus, argv, runs", [(1, [], False), (2, [], True), (2, ["--device=cpu"], False), (0, ["--only=multi_gpu"], True)]
+    "gpus, argv, runs",
+    [
+        ("A", [], False),
+        ("AA", [], True),
+        ("AB", [], False),
+        ("AA", ["--device=cpu"], False),
+        ("", ["--only=multi_gpu"], True),
+    ],
 )
 def test_several_gpus_are_benchmarked_where_there_are_several_or_only_names_it(tmp_path, monkeypatch, gpus, argv, runs):
     folder = write_scripts(tmp_path)
     (folder / "multi_gpu.py").write_text((folder / "mnist.py").read_text())
-    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(str(number), kind) for number, kind in enumerate(gpus)])
     _, chosen = jobs.parse(argv, jobs.read_headers(folder))
     assert ("multi_gpu" in chosen) == runs
 
