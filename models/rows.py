@@ -617,11 +617,8 @@ _KERAS_CUDNN = _of_cudnn(lambda layers, steps: {"CudnnRNNV3": layers}, f"xla|loo
 _CUDNN_STACK = _of_cudnn(lambda layers, steps: {"CudnnRNNV3": (1, 1)}, f"xla|loop:{MATMUL}")
 
 
-def _on_a_gpu(expected: Expected) -> Expected:
-    """Without a GPU it is Keras' while loop, without XLA."""
-    return lambda num_layers, time_steps, device: (expected if device == "gpu" else _KERAS_LOOP)(
-        num_layers, time_steps, device
-    )
+def _by_device(gpu: Expected, cpu: Expected) -> Expected:
+    return lambda num_layers, time_steps, device: (gpu if device == "gpu" else cpu)(num_layers, time_steps, device)
 
 
 def _compiled_loop(op: str, least: int, kernels: str = "") -> Expected:
@@ -651,12 +648,14 @@ FIT_TENSORFLOW = {
             f"{CUDNN_OP}|{WAVEFRONT_OP}|{PTX_OP}|xla:loop:{UPDATE_OP}",
         ),
     ),
-    "keras_default": _fit("LSTM(), nothing set: what a user gets", "auto", "auto", _on_a_gpu(_KERAS_CUDNN)),
+    "keras_default": _fit(
+        "LSTM(), nothing set: what a user gets", "auto", "auto", _by_device(_KERAS_CUDNN, _KERAS_LOOP)
+    ),
     "cudnn_stack": _fit(
         "CudnnLSTMLayer: the whole stack in one cuDNN call",
         "stack",
         False,
-        _on_a_gpu(_CUDNN_STACK),
+        _by_device(_CUDNN_STACK, _KERAS_LOOP),
         ours=True,
         needs_gpu=True,
         precisions=WITHOUT_BF16,
@@ -731,10 +730,6 @@ FIT: dict[str, Row] = {
 FLOAT32 = PRECISIONS[:2]
 _EAGER_KERAS = _without_cudnn(lambda layers, steps: {"eager:MatMul": layers * steps}, LSTM_OP)
 _EAGER_CUDNN = TENSORFLOW["keras_cudnn_eager"].expected
-
-
-def _by_device(gpu: Expected, cpu: Expected) -> Expected:
-    return lambda num_layers, time_steps, device: (gpu if device == "gpu" else cpu)(num_layers, time_steps, device)
 
 
 def _keras_server(what: str, call: str, expected: Expected, use_cudnn: bool | str = "auto", **rest: Any) -> Row:

@@ -44,11 +44,8 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
             given = f"{getattr(layer, 'name', repr(layer))}, a {type(inner).__name__}, given"
             expected = "expected keras.layers.LSTM or Bidirectional of it"
             if type(inner) is keras.layers.Dropout and inner.noise_shape is None:
-                instead = "keep it before or after the new layer"
-                if 0 < k < len(layers) - 1:
-                    rates = sorted({one.rate for one in layers[1:-1] if type(one) is keras.layers.Dropout})
-                    rate = f"one of {', '.join(f'{rate:g}' for rate in rates)}" if rates[1:] else f"{rates[0]:g}"
-                    instead = f"add dropout={rate} as an argument, which acts between all layers"
+                between = f"add dropout={inner.rate:g} as an argument, one rate between all layers"
+                instead = between if 0 < k < len(layers) - 1 else "keep it before or after the new layer"
                 expected += f"; leave it out and {instead}"
             raise ValueError(f"layer {k}: {given}, {expected}")
     fields, arrays, own = read_keras_layers(layers, OWN)
