@@ -45,7 +45,7 @@ TIMED_BATCHES = None        # per block
 BLOCKS = None               # timed blocks per process
 PROCESSES = None            # processes per row
 ROW_LIMIT_S = None          # s; a row that takes longer is stopped
-MIN_BLOCK_S = 0.2           # s; a block is the multiple of TIMED_BATCHES that fills it
+MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that fills it
 # ---------------------------------------------------------------------------
 # fmt: on
 

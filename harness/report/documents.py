@@ -36,7 +36,7 @@ MARKER = re.compile(r"^<!-- /?(?:overview|headline) .*-->$", re.MULTILINE)
 WARNED, DEPARTS = "~", "*"  # at a time; at a workload
 NOTES = {
     DEPARTS: f"\\{DEPARTS} departs from the published protocol; the page says how.",
-    WARNED: f"{WARNED} the page warns of this time: spread, drift, clocks or another process.",
+    WARNED: f"{WARNED} the page warns of this time: spread, drift, warm-up, clocks or another process.",
 }
 
 
@@ -125,8 +125,8 @@ def _time(record: Mapping | None, mode: str) -> str:
 
 
 def _is_warned(record: Mapping) -> bool:
-    judged = (warnings.spread, warnings.drift, warnings.throttled, warnings.shared_gpu)
-    return warnings.was_disturbed(record) or any(mark(record) for mark in judged)
+    judged = (warnings.spread, warnings.drift, warnings.throttled, warnings.not_settled)
+    return warnings.was_disturbed(record) or any(mark(record) is not None for mark in judged)
 
 
 def _ratios(by_row: Mapping[str, Mapping], base: str, mode: str, ours: Sequence[str]) -> list[str]:

@@ -144,7 +144,7 @@ def _costs(
         right.insert(4, True)
     spec = {"mode": mode, "columns": [["ms", "step_ms", "median_range"]]}
     said = [f"{plain(note[:1].upper() + note[1:])}." for note in shared]
-    below = said + foot(layout, spec, present, rows, brief=False) if present else []
+    below = said + foot(layout, spec, present, rows, brief=False) + _noise(rows) if present else []
     absent = [record for record in rows if record not in present]
     return Table(
         f"{TITLES[mode]}: {where}",
@@ -153,6 +153,24 @@ def _costs(
         lines,
         [*below, *skipped(absent)],
     )
+
+
+def _noise(rows: Sequence[Mapping]) -> list[str]:
+    """How far ratios lie apart that should be 1, of rows that the profile cannot tell from the default."""
+    base = _default(rows)
+    same = {record["row"]: ratio for record in rows
+            if record is not base and (ratio := against(record, rows)) and _work(record) == _work(base)}  # fmt: skip
+    if len(same) < 2:
+        return []
+    apart = f"{min(*same.values(), 1.0):.2f} to {max(*same.values(), 1.0):.2f}"
+    did = "launched the default's own kernels, as often," if _work(base)[1] else "ran as many ops as the default"
+    return [f"{_listed(same)} {did} and took {apart} times as long: read nothing into a ratio in between."]
+
+
+def _work(record: Mapping) -> tuple[int, set[str]]:
+    """(launches, names of kernels: on a CPU none) of a step; of a proven record."""
+    kernel = record["proof"]["kernel"]
+    return kernel["launches"], {*kernel.get("kernels", ())}
 
 
 def _line(layout: Mapping, record: Mapping, rows: Sequence[Mapping], notes: Notes, shared: Sequence[str]) -> list[str]:

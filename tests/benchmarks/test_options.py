@@ -166,6 +166,21 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
     assert "25.00x" in line and "WavefrontLSTM" in line and "while loop" in line
 
 
+def test_rows_of_the_defaults_own_kernels_say_how_far_a_ratio_may_lie_from_1():
+    def launching(row, ms, launches):
+        record = made(row, "cuDNN", ms)
+        kernel = {**record["proof"]["kernel"], "launches": launches, "kernels": {"lstm": 0.1}}
+        return {**record, "proof": {**record["proof"], "kernel": kernel}}
+
+    rows = [launching("default", 1.0, 7), launching("same", 1.25, 7), launching("other", 5.0, 8)]
+    below = [line for table in report.tables(LAYOUT, rows, Notes())[1:] for line in table.foot]
+    assert not any("in between" in line for line in below), "one row tells little"
+    rows.append(launching("same_too", 0.75, 7))
+    below = [line for table in report.tables(LAYOUT, rows, Notes())[1:] for line in table.foot]
+    said = "launched the default's own kernels, as often, and took 0.75 to 1.25 times as long"
+    assert [line for line in below if said in line and line.startswith("`same` and `same_too`")]
+
+
 # --- an error's first line ----------------------------------------------------------------------------------------------
 
 
