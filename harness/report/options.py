@@ -187,6 +187,6 @@ def _line(layout: Mapping, record: Mapping, rows: Sequence[Mapping], notes: Note
         *figures,
         NONE if ratio is None else times_as_fast(_default(rows), record, ratio, "step_ms"),
         plain(about.get("error", "")) or NONE,
-        ours(layout["options"]["instead"].get(record["row"], "")) or NONE,
+        ours(layout["options"]["instead"].get(record["row"], "") if ratio is None or ratio > 1 else "") or NONE,
         NONE if raised else verdict(record, notes),
     ]

@@ -141,6 +141,7 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
         made("default", "cuDNN"),
         made("mask_right_padded", "cuDNN with lengths", 1.5),
         made("recurrent_dropout", "while loop", 25.0),
+        made("recurrent_dropout", "while loop", 0.5, mode="forward"),
         made("mixed", "cuDNN, XLA", 3.0),
         made("wavefront", "persistent kernels", 0.5),
         made("wrong", "cuDNN") | {"status": "failed", "proof": {"failed": ["gradients", "clock"]}},
@@ -150,7 +151,7 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
         made("mask_left_padded", "XLA", mode="forward"),
         made("default", "cuDNN", mode="forward"),
     ]
-    first, training, _ = report.tables(LAYOUT, rows, Notes())
+    first, training, forward = report.tables(LAYOUT, rows, Notes())
     cells = {line[0]: line[1] for line in first.lines}
     assert cells == {
         "keeps cuDNN": "`default`, `mask_right_padded`",
@@ -164,6 +165,8 @@ def test_the_first_table_of_a_gpu_says_what_keeps_cudnn_what_loses_it_and_what_f
     assert "`mask_left_padded` raises an error" in first.foot[0] and "faster" not in first.foot[0]
     line = next(line for line in training.lines if line[0].startswith("recurrent"))
     assert "25.00x" in line and "WavefrontLSTM" in line and "while loop" in line
+    line = next(line for line in forward.lines if line[0].startswith("recurrent"))
+    assert "0.50x" in line and "WavefrontLSTM" not in line, "it is faster as it is"
 
 
 def test_rows_of_the_defaults_own_kernels_say_how_far_a_ratio_may_lie_from_1():
