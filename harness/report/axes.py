@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.record import records, schema
 from harness.record.stopping_rule import is_time_up
-from harness.report import curves, warnings, what_ran
+from harness.report import building, curves, warnings, what_ran
 from harness.report.building import Table, foot, skipped
 from harness.report.cells import NONE, Notes, cell, plain
 from harness.report.provenance import machine_line
@@ -94,10 +94,7 @@ def _table(
 ) -> Table:
     device, precision, others = place
     every = [record for own in series.values() for record in own.values()]
-    order = list(layout["rows"])
-    names = sorted(
-        {record["row"] for record in every}, key=lambda row: (row not in order, row in order and order.index(row))
-    )
+    names = sorted(sorted({record["row"] for record in every}), key=lambda row: building.place(layout, row))
     shown = [row for row in names if any(r["row"] == row and r["status"] != "skipped" for r in every)] or names
     ours = [row for row in shown if row in layout.get("ours", [])]
     peers = [row for row in shown if row not in ours]

@@ -76,6 +76,11 @@ def in_groups(rows: Sequence[Mapping]) -> dict[Group, list[Mapping]]:
     return {group: [record for record in rows if group_of(record) == group] for group in groups}
 
 
+def place(layout: Mapping, row: str) -> int:
+    """Where a row comes in its tables: as in the script; one that the script has no longer, last."""
+    return [*layout["rows"], row].index(row)
+
+
 def build(
     layout: Mapping, index: int, group: Group, rows: Sequence[Mapping], notes: Notes, brief: bool = False
 ) -> Table | None:
@@ -340,10 +345,9 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
 
 def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     """Every row's errors and the kernel that was seen, with the limits underneath."""
-    order = list(layout["rows"])
     groups = list(in_groups(rows))
     rows = [record for record in rows if record["proof"]]
-    rows.sort(key=lambda r: (groups.index(group_of(r)), order.index(r["row"]) if r["row"] in order else len(order)))
+    rows.sort(key=lambda record: (groups.index(group_of(record)), place(layout, record["row"])))
     if not rows:
         return ["No row was proven."]
     lines, limits, spreads = [], {}, set()

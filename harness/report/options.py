@@ -6,7 +6,7 @@ figures and sentences here come from the records alone.
 
 from collections.abc import Mapping, Sequence
 
-from harness.report.building import Table, foot, in_groups, skipped, verdict
+from harness.report.building import Table, foot, in_groups, place, skipped, verdict
 from harness.report.cells import NONE, Notes, cell, ours, plain, times_as_fast
 
 DEFAULT, CUDNN, ERROR, OURS = "default", "cuDNN", "error", "persistent kernels"
@@ -34,8 +34,7 @@ def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table
     made = []
     for (config, device, precision), members in in_groups(rows).items():
         where = f"{config}, {device.upper()}, {precision}"
-        order = list(layout["rows"])
-        members = sorted(members, key=lambda r: order.index(r["row"]) if r["row"] in order else len(order))
+        members = sorted(members, key=lambda record: place(layout, record["row"]))
         by_mode = {mode: [record for record in members if record["mode"] == mode] for mode in TITLES}
         if table := _keeps(by_mode, device, where):
             made.append(table)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.record import schema
-from harness.report.building import Table, foot, skipped, verdict
+from harness.report.building import Table, foot, place, skipped, verdict
 from harness.report.cells import NONE, Notes, cell, ours, plain
 
 NAME = re.compile(r"(.+)-(?:(1)|(weak|strong)_(\d+))")
@@ -54,9 +54,8 @@ def speedup(record: Mapping, one: Mapping | None) -> float | None:
 
 
 def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], notes: Notes) -> Table:
-    order = list(layout["rows"])
     present = [record for record in rows if record["status"] != "skipped"] or list(rows)
-    present.sort(key=lambda record: (_place(order, record["row"]), devices(record)))
+    present.sort(key=lambda record: (place(layout, record["row"]), devices(record)))
     ones = {record["row"]: record for record in present if devices(record) == 1}
     lines = [_line(layout, record, ones.get(record["row"]), notes) for record in present]
     device, precision = rows[0]["device"], rows[0]["precision"]
@@ -82,10 +81,6 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
             *skipped(record for record in rows if record not in present),
         ],
     )
-
-
-def _place(order: Sequence[str], row: str) -> int:
-    return order.index(row) if row in order else len(order)
 
 
 def _of_any(record: Mapping) -> dict[str, Any]:
