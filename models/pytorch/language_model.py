@@ -83,7 +83,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         self._rate = torch.tensor(self.dropout_rate, device=self.device) if stack.compiled else None
         self._head_of, self._drop = self._head, self._dropout
         if stack.compiled:  # fullgraph: an error where a part cannot be compiled, not that part op by op
-            # A vocabulary of 10,001 is padded: left to itself, Inductor asks a timing of its own, not always to the same end.
+            # Left to itself, Inductor decides by a timing of its own whether to pad a vocabulary of 10,001: not always alike.
             aligned = kernel.shape[1] * kernel.element_size() % 16 == 0
             options = {} if aligned else {"force_shape_pad": True}
             self._head_of, self._drop = (
