@@ -109,8 +109,8 @@ def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
         return False
     if environment.get("python") not in (None, there["python"]):
         return False
-    then, here = environment.get("variables"), frameworks.variables_of([framework], today.variables)
-    if then is not None and frameworks.variables_of([framework], then) != here:
+    then, now = environment.get("variables"), today.variables
+    if then is not None and frameworks.variables_of([framework], then) != frameworks.variables_of([framework], now):
         return False
     return environment.get("data", {}).get("sha256") == today.sha256
 
