@@ -188,7 +188,8 @@ class BucketModel(_OfStrategy, LanguageModel):
         return self._second_half(self._added_up(parts, words), words), final_states
 
     def _to_parts(self, tokens, targets, states, words):
-        """(what is added up: the bucket, then each large gradient; final states); words: of all replicas, for `_by_rows`."""
+        """(what is added up, in the order in which the backward pass has it: each large gradient, the last layer's first, then
+        the bucket, which has the embedding's; final states); words: of all replicas, for `_by_rows`."""
         [embedding, *gradients], loss, final_states = self._gradients(tokens, targets, states)
         if self._by_rows:
             places = tf.gather(_first_places(words, self.embedding.shape[0]), embedding.indices)
@@ -196,7 +197,7 @@ class BucketModel(_OfStrategy, LanguageModel):
         gradients = [*map(tf.convert_to_tensor, [embedding, *gradients])]
         parts = [*gradients, tf.cast(loss, gradients[0].dtype)]
         bucket = tf.concat([tf.reshape(part, [-1]) for part in parts if not _is_large(part.shape)], 0)
-        return [bucket, *(part for part in parts if _is_large(part.shape))], final_states
+        return [*(part for part in reversed(parts) if _is_large(part.shape)), bucket], final_states
 
     def _added_up(self, parts: Sequence[tf.Tensor], before: tf.Tensor | None = None) -> list[tf.Tensor]:
         """Each the sum of all replicas'; before: what has been added up already."""
@@ -233,9 +234,9 @@ class BucketModel(_OfStrategy, LanguageModel):
         shapes = [*(v.shape for v in self.variables), tf.TensorShape([])]
         if self._by_rows:
             shapes[0] = tf.TensorShape([words.shape[0], shapes[0][1]])
-        bucket, *large = (part * (1.0 / self.size) for part in parts)
+        *large, bucket = (part * (1.0 / self.size) for part in parts)
         small = iter(tf.split(bucket, [shape.num_elements() for shape in shapes if not _is_large(shape)]))
-        large = iter(large)
+        large = reversed(large)
         *gradients, loss = (tf.reshape(next(large if _is_large(shape) else small), shape) for shape in shapes)
         if self._by_rows:  # a word has one row that is not 0: in whatever order they are added up, the sum is the same
             gradients[0] = tf.math.unsorted_segment_sum(gradients[0], words, self.embedding.shape[0])
