@@ -2,7 +2,7 @@
 
 A script that the suite has started has no bar of its own: it reports to the suite, whose bar spans all scripts. The reports are
 lines of JSON through a pipe whose descriptor is in the environment: ["total", seconds, processes] once, then ["starts", text] and
-["ends", seconds, processes]. Seconds are expected ones (harness/run/estimate.py), by which the bar is filled.
+["ends", seconds, processes, seconds of others]. Seconds are expected ones (harness/run/estimate.py), by which the bar is filled.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
@@ -18,6 +19,7 @@ from harness.run.estimate import minutes, slowness
 REPORTS = "LSTM_BENCH_PROGRESS"  # environment variable: the descriptor of the pipe to the suite
 LINE_S = 30.0  # at least so long between two lines, where standard error is no terminal
 BELIEF_S = 60.0  # the seconds that were expected count like so many that were measured
+PREPARED = 0.8  # of a process is done when another one beside it has ended: they time when all have prepared
 
 
 class Progress:
@@ -30,7 +32,7 @@ class Progress:
 
     def __init__(self, title: str = "", slowness: float = 1.0) -> None:
         self._title, self._slowness = title, slowness
-        self._total_s = self._done_s = 0.0
+        self._total_s = self._done_s = self._others_s = 0.0
         self._total = self._done = 0
         self._text, self._bar = "", None
         self._began = self._ended = self._said = time.monotonic()
@@ -56,18 +58,19 @@ class Progress:
         self._text = text
         self._show()
 
-    def ends(self, seconds: float, processes: int = 1) -> None:
-        """It has ended, and so many seconds were expected of it."""
-        self._done_s, self._done = self._done_s + seconds, self._done + processes
+    def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
+        """It has ended, and so many seconds were expected of it; so many of those that run on beside it."""
+        self._done_s, self._done, self._others_s = self._done_s + seconds, self._done + processes, others_s
         self._ended = time.monotonic()
         self._show()
 
     def left_s(self) -> float:
         """Seconds that are left, going by how long what is done took against what was expected of it."""
         took = self._ended - self._began
-        factor = (took + self._slowness * BELIEF_S) / (self._done_s + BELIEF_S)
+        done_s = self._done_s + PREPARED * self._others_s
+        factor = (took + self._slowness * BELIEF_S) / (done_s + BELIEF_S)
         running = time.monotonic() - self._ended
-        return max(0.0, factor * (self._total_s - self._done_s) - running)
+        return max(0.0, factor * (self._total_s - done_s) - running)
 
     def _show(self) -> None:
         place = f"{self._done}/{self._total} {' '.join(filter(None, [self._title, self._text]))}"
@@ -114,7 +117,7 @@ class Whole(Progress):
         self._sum()
 
     def _sum(self, prepared_s: float = 0.0) -> None:
-        before = self._parts[: self._at]
+        before, self._others_s = self._parts[: self._at], 0.0
         self._done_s = sum(part.preparation_s + part.rows_s for part in before) + prepared_s
         self._done = sum(part.processes for part in before)
         self._total_s = sum(part.preparation_s + part.rows_s for part in self._parts)
@@ -145,13 +148,21 @@ class Left:
 
     def __init__(self, bar: "Progress | Reports", seconds: Mapping[Hashable, float], processes: Mapping[Hashable, int]):
         self._bar, self._seconds, self._left = bar, seconds, dict(processes)
+        self._running: Counter[Hashable] = Counter()
         bar.total(sum(seconds[key] * count for key, count in self._left.items()), sum(self._left.values()))
+
+    def starts(self, key: Hashable, text: str) -> None:
+        """One of a row's processes begins, beside others or alone."""
+        self._running[key] += 1
+        self._bar.starts(text)
 
     def ends(self, key: Hashable, goes_on: bool) -> None:
         """One of a row's processes has ended; with it all that were expected, unless the row goes on."""
         count = min(1, self._left[key]) if goes_on else self._left[key]
         self._left[key] -= count
-        self._bar.ends(count * self._seconds[key], count)
+        self._running[key] = max(0, self._running[key] - 1) if goes_on else 0
+        others_s = sum(self._seconds[other] * min(n, self._left[other]) for other, n in self._running.items())
+        self._bar.ends(count * self._seconds[key], count, others_s)
 
 
 class Reports:
@@ -176,8 +187,8 @@ class Reports:
     def starts(self, text: str) -> None:
         self._tell("starts", text)
 
-    def ends(self, seconds: float, processes: int = 1) -> None:
-        self._tell("ends", seconds, processes)
+    def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
+        self._tell("ends", seconds, processes, others_s)
 
 
 def of_script(title: str) -> Progress | Reports:

@@ -70,7 +70,7 @@ class RowsInTurn(Parent):
                 return work_of(row, going[row].started - 1, beside_others=self.at_once > 1)
 
             def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
-                bar.starts(self._shown(row, process))
+                left.starts(row, self._shown(row, process))
                 child = self._child("row", row=row, compiled=compiled(row, process), **self._job(process))
                 return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
 

@@ -52,6 +52,23 @@ def test_time_left_is_what_was_expected_and_then_follows_what_is_measured(clock)
     assert bar.left_s() == 0.0
 
 
+def test_rows_that_have_prepared_beside_the_first_one_that_ends_count_for_what_they_have_done(clock):
+    bar = progress.Progress()
+    left = progress.Left(bar, dict.fromkeys("abcd", 50.0), dict.fromkeys("abcd", 2))
+    for row in "abcd":
+        left.starts(row, row)
+    clock[0] = 100.0
+    left.ends("a", goes_on=True)
+    done = 50.0 + progress.PREPARED * 150.0
+    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
+    left.ends("b", goes_on=False)  # nor will its second process run
+    done = 150.0 + progress.PREPARED * 100.0
+    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
+    for row in "cd":
+        left.ends(row, goes_on=True)
+    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (250.0 + progress.BELIEF_S) * 150.0)
+
+
 def test_rows_that_resume_has_kept_are_taken_out_and_a_script_that_crashed_counts_as_done(clock, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     bar = progress.Whole(PARTS, slowness=1.0)
@@ -123,7 +140,7 @@ def test_script_reports_to_the_suite_instead_of_drawing_a_bar_of_its_own(stub, m
     assert seen[0] == ["total", 4 * estimate.UNKNOWN_S, 4]
     assert ["starts", "first, process 1 of 2"] in seen
     ended = [rest for kind, *rest in seen if kind == "ends"]
-    assert sum(processes for _, processes in ended) == 4, "flaky fails in its first process: its second is over as well"
+    assert sum(processes for _, processes, _ in ended) == 4, "flaky fails in its first process: its second is over as well"
     assert "left" not in capfd.readouterr().err
 
 
