@@ -27,6 +27,20 @@ HELD_TIMES = 4  # as many numbers as a step has at the least: what a step of pri
 NO_REASON = "the process gave no reason"
 
 
+def require_gpus(option: str, count: int, device: str) -> list[str]:
+    """UUIDs of the first so many GPUs that are visible, all of one kind. Raises UserError, which names the option."""
+    if device == "cpu":
+        raise UserError(f"{option}: this run is on a CPU; leave it out, or run where there are {count} GPUs")
+    found = machine.gpus()
+    if len(found) < count:
+        raise UserError(f"{option}: {len(found)} GPUs visible; expected numbers up to that, see CUDA_VISIBLE_DEVICES")
+    kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
+    if len(kinds) > 1:
+        one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"
+        raise UserError(f"{option}: {' and '.join(kinds)}: a table is of one kind of GPU; {one}")
+    return [gpu.uuid for gpu in found[:count]]
+
+
 def _missing(name: str, row: Row) -> str:
     """What the row's environment lacks, or ""; Keras' rows, known by their name, need Keras too."""
     return environments.missing(row.framework, *(["keras"] if name.startswith("keras") else []))
@@ -255,18 +269,7 @@ class Parent:
         count = self.options.gpus or 1
         if count == 1:
             return []
-        if self.device == "cpu":
-            raise UserError(f"--gpus={count}: this run is on a CPU; leave it out, or run where there are {count} GPUs")
-        found = machine.gpus()
-        if len(found) < count:
-            raise UserError(
-                f"--gpus={count}: {len(found)} visible; expected a number up to that, see CUDA_VISIBLE_DEVICES"
-            )
-        kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
-        if len(kinds) > 1:
-            one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"
-            raise UserError(f"--gpus={count}: {' and '.join(kinds)}: a table is of one kind of GPU; {one}")
-        return [gpu.uuid for gpu in found[:count]]
+        return require_gpus(f"--gpus={count}", count, self.device)
 
     def _gpu_of(self, row: str) -> str | None:
         """All processes of a row are on one GPU."""

@@ -15,6 +15,7 @@ from harness.errors import UserError
 from harness.record import machine
 from harness.record.frameworks import FRAMEWORKS
 from harness.run import benchmark, processes, progress, script, sweep, workers
+from harness.run.parent import require_gpus
 from harness.run.references import References
 
 SCALINGS = ("weak", "strong")
@@ -73,19 +74,8 @@ class Parent(sweep.Sweep):
                 raise UserError(f"--hosts={self.constants['HOSTS']}: {why}; such as 127.0.0.1") from None
         out = super()._check()
         if self.device == "gpu":
-            most = max(counts(self.constants["REPLICAS"]))
-            self._gpus = [gpu.uuid for gpu in machine.gpus()]
-            if most > len(self._gpus):
-                what_to_do = f"give --replicas={','.join(map(str, range(1, len(self._gpus) + 1)))}, or --device=cpu"
-                raise UserError(
-                    f"--replicas={self.constants['REPLICAS']}: this host shows {len(self._gpus)} GPUs; {what_to_do}"
-                )
-            kinds = list(dict.fromkeys(gpu.name for gpu in machine.gpus()[:most]))
-            if len(kinds) > 1:
-                what_to_do = "name GPUs of one kind in CUDA_VISIBLE_DEVICES"
-                raise UserError(
-                    f"--replicas={self.constants['REPLICAS']}: GPUs of {len(kinds)} kinds: {', '.join(kinds)}; {what_to_do}"
-                )
+            replicas = self.constants["REPLICAS"]
+            self._gpus = require_gpus(f"--replicas={replicas}", max(counts(replicas)), self.device)
         return out
 
     def _hosts(self) -> list[str]:

@@ -31,6 +31,7 @@ from harness.run import bf16, driver, environments, estimate, folders, jobs, opt
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
+from harness.run.parent import require_gpus
 from harness.run.resume import require_run
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -219,6 +220,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if "check" in found.flags:
         if not gpu and not found.device:
             say("no NVIDIA GPU: the benchmarks run on the CPU")
+        if (found.gpus or 1) > 1:
+            require_gpus(f"--gpus={found.gpus}", found.gpus, device)
         preflight.check(device, preflight.frameworks_here(peers), say)
         return 0
     if device == "gpu":

@@ -140,7 +140,9 @@ def test_script_reports_to_the_suite_instead_of_drawing_a_bar_of_its_own(stub, m
     assert seen[0] == ["total", 4 * estimate.UNKNOWN_S, 4]
     assert ["starts", "first, process 1 of 2"] in seen
     ended = [rest for kind, *rest in seen if kind == "ends"]
-    assert sum(processes for _, processes, _ in ended) == 4, "flaky fails in its first process: its second is over as well"
+    assert sum(processes for _, processes, _ in ended) == 4, (
+        "flaky fails in its first process: its second is over as well"
+    )
     assert "left" not in capfd.readouterr().err
 
 

@@ -542,3 +542,10 @@ def test_tf32_on_a_cpu_is_refused_before_anything_is_written(scripts, capsys):
     printed = capsys.readouterr()
     assert printed.err == f"error: {options.NO_TF32}\n" and printed.out == ""
     assert not (scripts.parent / "out").exists()
+
+
+def test_check_of_gpus_that_are_not_there_fails(scripts, capsys):
+    assert run(scripts, "--check", "--device=cpu", "--gpus=2") == 2
+    assert capsys.readouterr().err == (
+        "error: --gpus=2: this run is on a CPU; leave it out, or run where there are 2 GPUs\n"
+    )

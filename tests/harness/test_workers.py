@@ -116,9 +116,13 @@ def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsy
         (
             ["--device=gpu", "--replicas=2"],
             ["A"],
-            "--replicas=2: this host shows 1 GPUs; give --replicas=1, or --device=cpu",
+            "--replicas=2: 1 GPUs visible; expected numbers up to that",
         ),
-        (["--device=gpu", "--replicas=2"], ["A", "B"], "--replicas=2: GPUs of 2 kinds: A, B; name GPUs of one kind in"),
+        (
+            ["--device=gpu", "--replicas=2"],
+            ["A", "B"],
+            "--replicas=2: A and B: a table is of one kind of GPU; choose GPUs of one kind",
+        ),
         (["--replicas=3"], [], "--batch-size=4: expected a multiple of 3 for --replicas=3 and --scaling=strong"),
         (["--replicas=none"], [], "--replicas=none: expected numbers of GPUs from 1 to 64, such as 1,2"),
         (["--scaling=all"], [], "--scaling=all: expected weak or strong, or both: weak,strong"),
