@@ -78,6 +78,11 @@ def load(options: SimpleNamespace) -> tuple[Any, Any, Any]:
         return keras.saving.load_model(options.model), None, None  # in safe mode, which is Keras' default
     except Exception as error:
         traceback.print_exc()
+        if (
+            not config
+        ):  # of an .h5 file Keras 3.15 reads no loss or metric that was given by a short name, such as "mse"
+            with contextlib.suppress(Exception):
+                return keras.saving.load_model(options.model, compile=False), None, None
         raise UserError(f"{options.model}: Keras cannot load it: {one_line(error)}") from None
 
 
