@@ -97,12 +97,14 @@ def minutes(seconds: float) -> str:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print {script: {row: seconds of a first process}} of the records of these runs; the exit status."""
+    """Print {"slowness": {run: as at its start}, script: {row: seconds of a first process}} of these runs; the exit status."""
     found: dict[str, dict[str, list[float]]] = {}
+    slow: dict[str, float | None] = {}
     try:
         if not runs:
             raise UserError("expected a run's folder, such as results/cpu-2-core")
         read = [record for run in runs for record in records.read_run(run)[0]]
+        slow = {run: records.check_run(run).get("slowness") for run in runs}
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -112,7 +114,7 @@ def main(runs: Sequence[str]) -> int:
             rows = found.setdefault(record["benchmark"] + train, {})
             rows.setdefault(record["row"], []).append(record["spent_s"] / _as_first(len(record["blocks_ms"])))
     medians = {name: {row: round(statistics.median(s), 1) for row, s in rows.items()} for name, rows in found.items()}
-    print(json.dumps(medians, indent=1))
+    print(json.dumps({"slowness": slow, **medians}, indent=1))
     return 0
 
 

@@ -253,9 +253,9 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     # With what this machine has decided: it may decide otherwise when the run is resumed.
     about = {"options": list(dict.fromkeys([f"--{preset}", f"--device={device}", *jobs.noted(found)]))}
     with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
-        if not resume or _begun_with(out) is None:
-            held.note(about)
         slowness = estimate.slowness()
+        if not resume or _begun_with(out) is None:
+            held.note({**about, "slowness": round(slowness, 2)})
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
         if without:
             say(f"left out, having no {found.values['PRECISION']}: {', '.join(map(str, without))}")

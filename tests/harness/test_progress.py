@@ -159,6 +159,16 @@ def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypa
     assert "about" not in (line := capsys.readouterr().out.splitlines()[0]) and "progress says" in line
 
 
+def test_what_rows_took_is_printed_with_how_slow_the_machine_was(scripts, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "slowness", lambda: 1.234)
+    out = scripts.parent / "out"
+    assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", f"--out={out}") == 0
+    capsys.readouterr()
+    assert estimate.main([str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["slowness"] == {str(out): 1.23}
+    assert estimate.main([]) == 2
+
+
 def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
     frameworks = {"preparation", "tensorflow", "torch", "jax"}
     for key, scripts_of in json.loads(estimate.TABLE.read_text()).items():
