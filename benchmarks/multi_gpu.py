@@ -145,7 +145,8 @@ LAYOUT = {
         "the timed blocks all replicas' weights have to be the same, bit by bit.",
         "A block took as long as in the worker where it took longest. Communication: the time of NCCL's kernels in a step, over "
         "a profiled block, in the worker where they took least; where one process has all GPUs the mean of these, which includes "
-        "waiting. A part of it may overlap with the backward pass.",
+        "waiting and may exceed an unprofiled step. A part of it may overlap with the backward pass. The proof's kernels are the "
+        "first worker's.",
         "Published: the tutorial's BasicLSTMCell, large config, on two NVIDIA Tesla P40, TensorFlow 1.8; 15,000 words/s on one.",
         "On a CPU replicas are processes, or devices that TensorFlow or JAX make of one CPU, which share its cores: such figures "
         "say nothing about GPUs.",

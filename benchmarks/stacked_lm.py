@@ -119,7 +119,7 @@ COLUMNS = [
     ["J per batch", "joules.batch", ".3g"],
     ["first call (s)", "first_call_s", ".1f"],
     ["GPU memory, allocator", "memory_peak_bytes.allocator", "bytes"],
-    ["GPU utilisation", "gpu_utilisation", ".0f"],
+    ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
     ["share of a large matmul's FLOP/s", "share_of_matmul", "percent"],
 ]
 ELAPSED, RATE = "published elapsed time (s)", "published sequences/s"

@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a .keras file; or module:function or file.py:function, which returns a model, (model, inputs) or "
+        help="a .keras or .h5 file; or module:function or file.py:function, which returns a model, (model, inputs) or "
         "(model, inputs, targets)",
     )
     add = parser.add_argument

@@ -131,8 +131,10 @@ def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> st
     if not is_known or not (found := intervals.ratio(base["blocks_ms"], record["blocks_ms"])):
         return shown
     width = max(found[1] / ratio, ratio / found[0])
-    told = f", {INCONCLUSIVE}" if ratio / width <= 1 <= ratio * width else ""
-    return f"{shown} ±{_percent(width - 1)}{told}"
+    includes_1 = ratio / width <= 1 <= ratio * width
+    if shown == "1.00x" and not includes_1:
+        shown = f"{ratio:.3f}x"
+    return f"{shown} ±{_percent(width - 1)}{f', {INCONCLUSIVE}' * includes_1}"
 
 
 def markdown(headings: Sequence[str], right: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:

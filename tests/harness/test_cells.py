@@ -69,3 +69,8 @@ def test_a_ratio_of_steps_has_its_interval_and_says_where_that_includes_1():
     assert cells.times_as_fast(fast, wide, 1.1, "fit_s") == "1.10x", "blocks say nothing of a whole training"
     assert cells.times_as_fast(fast, of(2.0), 2.0, "step_ms") == "2.00x", "one process says nothing of another"
     assert cells.times_as_fast(fast, fast, 1.0, "step_ms") == "1.00x"
+    near = of(1.0040, 1.0041, 1.0039)
+    shown = cells.times_as_fast(near, of(1.0000, 1.0001, 0.9999), 1 / 1.004, "step_ms")
+    assert shown.startswith("0.996x ±0.0") and cells.INCONCLUSIVE not in shown, (
+        "as 1.00x it would look as if it included 1"
+    )
