@@ -28,6 +28,12 @@ from harness.run.child import one_line  # noqa: E402
 
 GIB = 1024**3
 ROUNDS = 5  # of the two models in turn
+UNREAD = (
+    "mse",
+    "mae",
+    "mape",
+    "msle",
+)  # names of losses that Keras 3.15 writes into an .h5 file and does not find again
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}  # compute dtype: whose limits hold
 
 
@@ -74,15 +80,14 @@ def load(options: SimpleNamespace) -> tuple[Any, Any, Any]:
             f"{options.model}: holds {', '.join(custom[:3])}{' and others' * (len(custom) > 3)}, which Keras does not know; "
             "expected --import=MODULE, whose classes are decorated with @keras.saving.register_keras_serializable()"
         )
+    known = {} if config else {name: keras.losses.get(name) for name in UNREAD}
     try:
-        return keras.saving.load_model(options.model), None, None  # in safe mode, which is Keras' default
+        model = keras.saving.load_model(options.model, known)  # in safe mode, which is Keras' default
+        if not config and model.compiled:  # with the optimizer of an .h5 file Keras 3.15 does not train
+            compile_like(model, model, {})
+        return model, None, None
     except Exception as error:
         traceback.print_exc()
-        if (
-            not config
-        ):  # of an .h5 file Keras 3.15 reads no loss or metric that was given by a short name, such as "mse"
-            with contextlib.suppress(Exception):
-                return keras.saving.load_model(options.model, compile=False), None, None
         raise UserError(f"{options.model}: Keras cannot load it: {one_line(error)}") from None
 
 

@@ -109,7 +109,7 @@ class Subject:
         note = ""
         if not getattr(self.model, "compiled", False):
             self.model.compile("adam", "mse")
-            note = "The model came without a loss that Keras can read: timed with Adam and the mean squared error."
+            note = "The model came without a loss: timed with Adam and the mean squared error."
         if self.given is None:
             structure = self._function()(self._staged()[0])[1]
             outputs = keras.tree.map_structure(np.asarray, structure)

@@ -23,7 +23,7 @@ WITH_SEVERAL_GPUS, ASKED_FOR = ("multi_gpu",), ("latency", "options")
 PRESETS = ("quick", "full")
 SCRIPT_FLAGS = {"ptb": {"train": "ptb: the whole training schedule of --config, with test perplexity"}}
 OWN_FLAGS = {
-    "check": "only try what each framework needs here (with --peers PyTorch and JAX too), in under a minute",
+    "check": "only try what each framework needs here (--peers: PyTorch and JAX too; --gpus: so many GPUs), in under a minute",
     "peers": "run_all.sh: install PyTorch and JAX too, into .venv/torch and .venv/jax; without them their rows are skipped",
     "no_install": "run_all.sh: use this Python as it is (PYTHON=... names another), install nothing",
     "dry_run_install": "run_all.sh: print what would be installed on this machine, and stop",

@@ -33,7 +33,9 @@ def require_gpus(option: str, count: int, device: str) -> list[str]:
         raise UserError(f"{option}: this run is on a CPU; leave it out, or run where there are {count} GPUs")
     found = machine.gpus()
     if len(found) < count:
-        raise UserError(f"{option}: {len(found)} GPUs visible; expected numbers up to that, see CUDA_VISIBLE_DEVICES")
+        name, number = option.split("=")[0], len(found)
+        give = f"give {name}={number}, or " if found else ""
+        raise UserError(f"{option}: {number} GPU{'s' * (number != 1)} visible; {give}show more by CUDA_VISIBLE_DEVICES")
     kinds = list(dict.fromkeys(gpu.name for gpu in found[:count]))
     if len(kinds) > 1:
         one = "choose GPUs of one kind by CUDA_VISIBLE_DEVICES"

@@ -53,10 +53,12 @@ class Outcome(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One child process to be: `child`, the arguments of Child, and `ended`, who is told what became of it."""
+    """One child process to be: `child`, the arguments of Child; `ended`, who is told what became of it; `prepared`, who is told
+    that it has prepared and waits for its turn to time."""
 
     child: Mapping[str, Any]
     ended: Callable[[Outcome], None]
+    prepared: Callable[[], None] = lambda: None
 
 
 # What a child is at. It works on the processors; it asks for the device and uses it beside few others; it asks to time, and times
@@ -257,7 +259,10 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
                 child.goes_on()
             _wait(children)
             for child, work in [*running]:
+                before = child.state
                 child.look()
+                if child.state == ASKS_TURN != before:
+                    work.prepared()
                 if child.outcome:
                     child.__exit__()
                     running.remove((child, work))

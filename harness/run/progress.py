@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
@@ -19,7 +18,7 @@ from harness.run.estimate import minutes, slowness
 REPORTS = "LSTM_BENCH_PROGRESS"  # environment variable: the descriptor of the pipe to the suite
 LINE_S = 30.0  # at least so long between two lines, where standard error is no terminal
 BELIEF_S = 60.0  # the seconds that were expected count like so many that were measured
-PREPARED = 0.8  # of a process is done when another one beside it has ended: they time when all have prepared
+PREPARED = 0.8  # of a process is done when it has prepared and waits for its turn to time
 
 
 class Progress:
@@ -59,7 +58,7 @@ class Progress:
         self._show()
 
     def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
-        """It has ended, and so many seconds were expected of it; so many of those that run on beside it."""
+        """It has ended, and so many seconds were expected of it; so many of others, which have prepared."""
         self._done_s, self._done, self._others_s = self._done_s + seconds, self._done + processes, others_s
         self._ended = time.monotonic()
         self._show()
@@ -138,7 +137,7 @@ class Whole(Progress):
 
 
 class Left:
-    """Which of the processes that were expected are left, by row.
+    """Which of the processes that were expected are left, by row, and which have prepared beside others.
 
     Args:
         bar: shows them.
@@ -148,20 +147,23 @@ class Left:
 
     def __init__(self, bar: "Progress | Reports", seconds: Mapping[Hashable, float], processes: Mapping[Hashable, int]):
         self._bar, self._seconds, self._left = bar, seconds, dict(processes)
-        self._running: Counter[Hashable] = Counter()
+        self._prepared: dict[Hashable, set[int]] = {key: set() for key in seconds}
         bar.total(sum(seconds[key] * count for key, count in self._left.items()), sum(self._left.values()))
 
-    def starts(self, key: Hashable, text: str) -> None:
-        """One of a row's processes begins, beside others or alone."""
-        self._running[key] += 1
-        self._bar.starts(text)
+    def prepared(self, key: Hashable, process: int) -> None:
+        """That process of a row waits for its turn to time, beside others. The time left takes that in when one of these ends."""
+        self._prepared[key].add(process)
 
-    def ends(self, key: Hashable, goes_on: bool) -> None:
+    def begins_anew(self, key: Hashable, process: int) -> None:
+        """It did not come to its end, and will run again."""
+        self._prepared[key].discard(process)
+
+    def ends(self, key: Hashable, goes_on: bool, process: int = 0) -> None:
         """One of a row's processes has ended; with it all that were expected, unless the row goes on."""
         count = min(1, self._left[key]) if goes_on else self._left[key]
         self._left[key] -= count
-        self._running[key] = max(0, self._running[key] - 1) if goes_on else 0
-        others_s = sum(self._seconds[other] * min(n, self._left[other]) for other, n in self._running.items())
+        self._prepared[key] = self._prepared[key] - {process} if goes_on else set()
+        others_s = sum(self._seconds[each] * min(len(done), self._left[each]) for each, done in self._prepared.items())
         self._bar.ends(count * self._seconds[key], count, others_s)
 
 

@@ -62,6 +62,7 @@ class RowsInTurn(Parent):
                     if going[row].started == done[row]:
                         del going[row]
                         self._keep(row, references.failed[self.constants["CONFIG"]], done[row], spent[row])
+                        left.ends(row, goes_on=False)
                 ready = [row for row in going if going[row].may_start(self.stopping_rule.least)]
                 if not ready:
                     return None
@@ -70,9 +71,13 @@ class RowsInTurn(Parent):
                 return work_of(row, going[row].started - 1, beside_others=self.at_once > 1)
 
             def work_of(row: str, process: int, beside_others: bool) -> processes.Work:
-                left.starts(row, self._shown(row, process))
+                bar.starts(self._shown(row, process))
                 child = self._child("row", row=row, compiled=compiled(row, process), **self._job(process))
-                return processes.Work(child, lambda outcome: ended(row, process, outcome, beside_others))
+                return processes.Work(
+                    child,
+                    lambda outcome: ended(row, process, outcome, beside_others),
+                    lambda: left.prepared(row, process),
+                )
 
             def compiled(row: str, process: int) -> str | None:
                 """Where a process keeps what it compiles: the first one, which finds nothing there, and those after its end."""
@@ -87,12 +92,13 @@ class RowsInTurn(Parent):
                     return
                 if beside_others and outcome.found_no_memory():
                     alone.append((process, row))
+                    left.begins_anew(row, process)
                     return
                 going[row].ended[process] = outcome
                 while row in going and (found := going[row].next_outcome()):
                     number, outcome = found
                     goes_on = self._keep(row, outcome, number, going[row].spent_s)
-                    left.ends(row, goes_on)
+                    left.ends(row, goes_on, number)
                     if not goes_on:
                         del going[row]
 

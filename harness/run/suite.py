@@ -217,11 +217,11 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     locate(found.data)
     environments.require()
     peers = "peers" in found.flags
+    if (found.gpus or 1) > 1:
+        require_gpus(f"--gpus={found.gpus}", found.gpus, device)
     if "check" in found.flags:
         if not gpu and not found.device:
             say("no NVIDIA GPU: the benchmarks run on the CPU")
-        if (found.gpus or 1) > 1:
-            require_gpus(f"--gpus={found.gpus}", found.gpus, device)
         preflight.check(device, preflight.frameworks_here(peers), say)
         return 0
     if device == "gpu":

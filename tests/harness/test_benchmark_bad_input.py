@@ -53,7 +53,7 @@ def test_a_precision_that_no_row_has_is_refused_before_any_starts(stub, capfd):
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        ([("a", "H200")], ["1 GPUs visible", "CUDA_VISIBLE_DEVICES"]),
+        ([("a", "H200")], ["1 GPU visible", "give --gpus=1", "CUDA_VISIBLE_DEVICES"]),
         ([("a", "H200"), ("b", "L4")], ["H200 and L4", "one kind"]),
     ],
 )

@@ -52,21 +52,28 @@ def test_time_left_is_what_was_expected_and_then_follows_what_is_measured(clock)
     assert bar.left_s() == 0.0
 
 
-def test_rows_that_have_prepared_beside_the_first_one_that_ends_count_for_what_they_have_done(clock):
+def test_processes_that_have_prepared_beside_the_one_that_ends_count_for_what_they_have_done(clock):
     bar = progress.Progress()
     left = progress.Left(bar, dict.fromkeys("abcd", 50.0), dict.fromkeys("abcd", 2))
-    for row in "abcd":
-        left.starts(row, row)
+
+    def expected(done):
+        return pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
+
     clock[0] = 100.0
-    left.ends("a", goes_on=True)
-    done = 50.0 + progress.PREPARED * 150.0
-    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
+    left.ends("d", goes_on=True)  # before any other has prepared, such as one that crashed
+    assert bar.left_s() == expected(50.0)
+    for row in "abc":
+        left.prepared(row, 0)
+    left.ends("a", True, 0)
+    assert bar.left_s() == expected(100.0 + progress.PREPARED * 100.0)
+    left.begins_anew("c", 0)
     left.ends("b", goes_on=False)  # nor will its second process run
-    done = 150.0 + progress.PREPARED * 100.0
-    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
-    for row in "cd":
-        left.ends(row, goes_on=True)
-    assert bar.left_s() == pytest.approx((100.0 + progress.BELIEF_S) / (250.0 + progress.BELIEF_S) * 150.0)
+    assert bar.left_s() == expected(200.0)
+    left.prepared("a", 1)
+    left.ends("c", True, 0)
+    assert bar.left_s() == expected(250.0 + progress.PREPARED * 50.0)
+    left.ends("a", True, 1)
+    assert bar.left_s() == expected(300.0)
 
 
 def test_rows_that_resume_has_kept_are_taken_out_and_a_script_that_crashed_counts_as_done(clock, capsys, monkeypatch):

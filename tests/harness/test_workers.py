@@ -116,7 +116,7 @@ def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsy
         (
             ["--device=gpu", "--replicas=2"],
             ["A"],
-            "--replicas=2: 1 GPUs visible; expected numbers up to that",
+            "--replicas=2: 1 GPU visible; give --replicas=1, or show more by",
         ),
         (
             ["--device=gpu", "--replicas=2"],

@@ -52,22 +52,27 @@ def come_before(op):
     return sorted(name for name in found if name.startswith("sum_"))
 
 
-def test_collectives_of_one_program_come_in_order():
-    """What each adds up depends on the sum before: the words', sum_0, comes behind the first gradient's."""
+@pytest.mark.parametrize(
+    "early, by_rows, order",
+    [(2, True, [1, 0, 2, 3]), (1, True, [1, 0, 2]), (0, True, [0, 1]), (2, False, [1, 2, 3]), (0, False, [1])],
+)
+def test_collectives_of_one_program_come_in_order(early, by_rows, order):
+    """What each adds up depends on the sum before: the words', sum_0, comes behind the first gradient's, where one is large."""
     of_words, parts = tf.constant([5, 6], tf.int64), [tf.constant([1.0]), tf.constant([2.0, 3.0]), tf.constant(4.0)]
 
     def step(*parts):
         model = bare(
-            _by_rows=True,
-            _first_half=lambda *_: ([*parts[:2]], None, None),
-            _last_parts=lambda late, words: [parts[2]],
-            _second_half=lambda parts, words: parts,
+            _by_rows=by_rows,
+            _first_half=lambda *_: ([*parts[:-1]], None, None),
+            _last_parts=lambda late, *words: [parts[-1]],
+            _second_half=lambda parts, *words: parts,
         )
         return model._train_step(of_words, None, None)[0]
 
+    parts = parts[2 - early :]
     graph = tf.function(step).get_concrete_function(*parts).graph
-    sums = [come_before(graph.get_operation_by_name(f"sum_{k}")) for k in (1, 0, 2, 3)]
-    assert sums == [[], ["sum_1"], ["sum_0", "sum_1"], ["sum_0", "sum_1", "sum_2"]]
+    sums = [come_before(graph.get_operation_by_name(f"sum_{k}")) for k in order]
+    assert sums == [sorted(f"sum_{k}" for k in order[:n]) for n in range(len(order))]
     for own, total in zip(parts, tf.function(step, jit_compile=True)(*parts), strict=True):
         np.testing.assert_array_equal(own, total)
 
