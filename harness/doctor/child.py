@@ -28,12 +28,8 @@ from harness.run.child import one_line  # noqa: E402
 
 GIB = 1024**3
 ROUNDS = 5  # of the two models in turn
-UNREAD = (
-    "mse",
-    "mae",
-    "mape",
-    "msle",
-)  # names of losses that Keras 3.15 writes into an .h5 file and does not find again
+# Names of losses that Keras 3.15 writes into an .h5 file and does not find again.
+UNREAD = ("mse", "mae", "mape", "msle")
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}  # compute dtype: whose limits hold
 
 
