@@ -84,8 +84,8 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
 
 
 def _of_any(record: Mapping) -> dict[str, Any]:
-    """The settings without those that are a point's."""
-    return {name: value for name, value in record["config"].items() if name not in ("REPLICAS", "BATCH_SIZE", "CONFIG")}
+    """The settings without what the table's column GPUs says; BATCH_SIZE is of all GPUs together."""
+    return {name: value for name, value in record["config"].items() if name not in ("REPLICAS", "CONFIG")}
 
 
 def _line(layout: Mapping, record: Mapping, one: Mapping | None, notes: Notes) -> list[str]:
