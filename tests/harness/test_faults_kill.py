@@ -45,7 +45,7 @@ def disturbed(stub, chance: random.Random, lasts_s: float) -> tuple[int, str]:
     killed = ""
     if moment != "touch":
         time.sleep(chance.uniform(0.0, lasts_s))
-        victims = [process] if moment == "time" else psutil.Process(process.pid).children()
+        victims = [process] if moment == "time" else children_of(process)
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 victim.kill()
@@ -53,6 +53,16 @@ def disturbed(stub, chance: random.Random, lasts_s: float) -> tuple[int, str]:
     _, printed = process.communicate(timeout=300)
     assert "Traceback" not in printed, printed
     return process.returncode, "parent" if process.returncode == -signal.SIGKILL else killed
+
+
+def children_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """Its children once it has some; [] where it ends before."""
+    while process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if found := psutil.Process(process.pid).children():
+                return found
+        time.sleep(0.002)
+    return []
 
 
 def finished(out: Path) -> set[str]:
