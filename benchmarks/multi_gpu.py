@@ -129,7 +129,7 @@ def run_row(row, c, measurement):
 LAYOUT = {
     "title": "Several GPUs",
     "question": "How do words per second grow with the number of GPUs that train a language model together? Weak scaling: the "
-    "batch on every GPU stays; strong scaling: the whole batch stays. BATCH_SIZE is that of all GPUs together.",
+    "batch on every GPU stays; strong scaling: the whole batch stays.",
     "tables": [],
     "replicas": {
         "mode": "train",

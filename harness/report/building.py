@@ -293,11 +293,11 @@ def foot(
     states = [throttling(record) for record in present]
     if any(reasons is not None for reasons in states) and not any(states):
         lines.append("Clocks were not throttled.")
-    values = {name: list(dict.fromkeys(str(plain(record["config"].get(name))) for record in present))
-              for name, value in settings.of(present[0]["config"]).items()
-              if not isinstance(value, list | dict | None)}  # fmt: skip
-    if values:
-        lines.append("Settings: " + ", ".join(f"{name}={' or '.join(found)}" for name, found in values.items()) + ".")
+    shared = {name: value for name, value in settings.of(present[0]["config"]).items()
+              if not isinstance(value, list | dict | None)
+              and all(record["config"].get(name) == value for record in present)}  # fmt: skip
+    if shared:
+        lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
     measured = {record["row"] for record in group}
     if absent := [row for row in layout["rows"] if row not in measured]:
         lines.append(f"Not among the rows of this run: {listed(absent, at_most=len(absent))}.")

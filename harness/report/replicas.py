@@ -77,15 +77,21 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
         lines=lines,
         foot=[
             *where(present),
+            _batches(present),
             *foot(layout, spec, shown, rows, brief=False),
             *skipped(record for record in rows if record not in present),
         ],
     )
 
 
+def _batches(present: Sequence[Mapping]) -> str:
+    sizes = {devices(record): record["config"]["BATCH_SIZE"] for record in present}
+    return "BATCH_SIZE, of all GPUs together: " + ", ".join(f"{sizes[gpus]} on {gpus}" for gpus in sorted(sizes)) + "."
+
+
 def _of_any(record: Mapping) -> dict[str, Any]:
-    """The settings without what the table's column GPUs says; BATCH_SIZE is of all GPUs together."""
-    return {name: value for name, value in record["config"].items() if name not in ("REPLICAS", "CONFIG")}
+    """The settings without those that are a point's."""
+    return {name: value for name, value in record["config"].items() if name not in ("REPLICAS", "BATCH_SIZE", "CONFIG")}
 
 
 def _line(layout: Mapping, record: Mapping, one: Mapping | None, notes: Notes) -> list[str]:

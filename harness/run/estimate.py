@@ -99,7 +99,6 @@ def minutes(seconds: float) -> str:
 def main(runs: Sequence[str]) -> int:
     """Print {"slowness": {run: as at its start}, script: {row: seconds of a first process}} of these runs; the exit status."""
     found: dict[str, dict[str, list[float]]] = {}
-    slow: dict[str, float | None] = {}
     try:
         if not runs:
             raise UserError("expected a run's folder, such as results/cpu-2-core")

@@ -106,6 +106,8 @@ def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsy
     assert [line[3:7] for line in cells(weak)] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
     assert [line[3:7] for line in cells(strong)[:2]] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
     assert "hosts 127.0.0.1, 127.0.0.2" in page
+    assert "BATCH_SIZE, of all GPUs together: 4 on 1, 8 on 2." in weak and "4 on 1, 4 on 2." in strong
+    assert "Not one setting" not in page
     assert stub.record("fine", "weak_2")["config"]["BATCH_SIZE"] == 8
     assert stub.record("fine", "strong_2")["config"]["BATCH_SIZE"] == 4
 
