@@ -162,12 +162,10 @@ class BucketModel(_OfStrategy, LanguageModel):
             raise ValueError(f"{self.replicas} devices in a process given, expected one")
         own = states_of(states, group.rank, group.size)
         LanguageModel.__init__(self, stack, weights, own, batches, optimizer, **options)
-        # XLA has collectives on GPUs alone: on a CPU the two halves are programs of their own. Between them TensorFlow puts the
-        # last parts together, op by op, and a ring adds up.
-        self._hint, self._whole = "nccl" if on_gpu else "ring", self.jit_compile and on_gpu
-        in_halves = self.jit_compile and not self._whole
-        half = functools.partial(tf.function, jit_compile=True) if in_halves else lambda function: function
+        half = functools.partial(tf.function, jit_compile=True) if self.jit_compile else lambda function: function
         self._first_half, self._second_half = half(self._to_parts), half(self._from_parts)
+        # XLA has collectives on GPUs alone: on a CPU the two halves are programs of their own, and a ring adds up between them.
+        self._hint, self._whole = "nccl" if on_gpu else "ring", self.jit_compile and on_gpu
         # The embedding's gradient has a row for each word of the batch, or of the vocabulary: what is less is added up.
         self._by_rows = self.size * self.batches[0][0].shape.num_elements() < self.embedding.shape[0]
         self._train = _Traced(self._train_step, jit_compile=self._whole)
@@ -185,45 +183,34 @@ class BucketModel(_OfStrategy, LanguageModel):
         super()._set_start(arrays, None if states is None else states_of(states, self.group.rank, self.group.size))
 
     def _train_step(self, tokens, targets, states, stack_dropout=True):
-        early, late, final_states = self._first_half(tokens, targets, states)
-        sums = self._added_up(early[:1], 1)
-        # Not before the first sum: a step would begin by waiting until all others have begun theirs.
-        words = [self._of_all(tf.reshape(tokens, [-1]), *sums)] if self._by_rows else []
-        rest = [*early[1:], *self._last_parts(late, *words)]
-        sums += self._added_up(rest, 1 + len(sums), *(words or sums))
-        return self._second_half(sums, *words), final_states
+        words = self._of_all(tf.reshape(tokens, [-1])) if self._by_rows else None
+        parts, final_states = self._first_half(tokens, targets, states, words)
+        return self._second_half(self._added_up(parts, words), words), final_states
 
-    def _to_parts(self, tokens, targets, states):
-        """(large gradients in the order in which the backward pass has them, the last layer's first; the embedding's, the small
-        ones and the loss; final states)"""
+    def _to_parts(self, tokens, targets, states, words):
+        """(what is added up, in the order in which the backward pass has it: each large gradient, the last layer's first, then
+        the bucket, which has the embedding's; final states); words: of all replicas, for `_by_rows`."""
         [embedding, *gradients], loss, final_states = self._gradients(tokens, targets, states)
-        embedding = embedding if self._by_rows else tf.convert_to_tensor(embedding)
-        gradients = [*map(tf.convert_to_tensor, gradients)]
-        large = [gradient for gradient in reversed(gradients) if _is_large(gradient.shape)]
-        small = [gradient for gradient in gradients if not _is_large(gradient.shape)]
-        return large, [embedding, *small, tf.cast(loss, gradients[0].dtype)], final_states
-
-    def _last_parts(self, late: Sequence[tf.Tensor], words: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """The embedding's gradient, where it is large, and the bucket; words: of all replicas, for `_by_rows`."""
-        embedding, *small = late
         if self._by_rows:
             places = tf.gather(_first_places(words, self.embedding.shape[0]), embedding.indices)
             embedding = tf.math.unsorted_segment_sum(embedding.values, places, words.shape[0])
-        large = _is_large(embedding.shape)
-        bucket = small if large else [embedding, *small]
-        return [embedding] * large + [tf.concat([tf.reshape(part, [-1]) for part in bucket], 0)]
+        gradients = [*map(tf.convert_to_tensor, [embedding, *gradients])]
+        parts = [*gradients, tf.cast(loss, gradients[0].dtype)]
+        bucket = tf.concat([tf.reshape(part, [-1]) for part in parts if not _is_large(part.shape)], 0)
+        return [*(part for part in reversed(parts) if _is_large(part.shape)), bucket], final_states
 
-    def _added_up(self, parts: Sequence[tf.Tensor], number: int, *before: tf.Tensor) -> list[tf.Tensor]:
-        """Each the sum of all replicas'; number: of the first of them; before: what has been added up already."""
+    def _added_up(self, parts: Sequence[tf.Tensor], before: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Each the sum of all replicas'; before: what has been added up already."""
         sums: list[tf.Tensor] = []
-        for part in parts:
-            sums.append(self._collective(part, number + len(sums), *(sums[-1:] or before)))
+        for number, part in enumerate(parts, 1):
+            if before is not None and self._whole:  # in one order in all processes, each of which compiles for itself
+                _, part = gen_xla_ops.xla_optimization_barrier([before, part])
+            before = self._collective(part, number)
+            sums.append(before)
         return sums
 
-    def _collective(self, own: tf.Tensor, number: int, *before: tf.Tensor) -> tf.Tensor:
-        """The sum of all replicas' tensors of that number, which on a GPU is begun after those before."""
-        if before and self._whole:  # in one order in all processes, each of which compiles for itself
-            *_, own = gen_xla_ops.xla_optimization_barrier([*before, own])
+    def _collective(self, own: tf.Tensor, number: int) -> tf.Tensor:
+        """The sum of all replicas' tensors of that number."""
         return tf.raw_ops.CollectiveReduceV2(
             input=own,
             group_size=self.size,
@@ -236,13 +223,13 @@ class BucketModel(_OfStrategy, LanguageModel):
             timeout_seconds=TIMEOUT_S,
         )
 
-    def _of_all(self, tokens: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
+    def _of_all(self, tokens: tf.Tensor) -> tf.Tensor:
         """The words of all replicas, in the order of their ranks, added up: XLA has no CollectiveGatherV2 in TensorFlow 2.21."""
         words, after = tokens.shape[0], self.size - self.group.rank - 1
         placed = tf.pad(tokens, [[self.group.rank * words, after * words]])
-        return self._collective(placed, 0, *before)
+        return self._collective(placed, 0)
 
-    def _from_parts(self, parts, words=None):
+    def _from_parts(self, parts, words):
         """The update by the sums of all replicas' parts; the mean of their losses."""
         shapes = [*(v.shape for v in self.variables), tf.TensorShape([])]
         if self._by_rows:

@@ -13,21 +13,11 @@ from models import rows
 from models.tf import replicas
 
 
-@pytest.fixture(autouse=True)
-def collectives(monkeypatch):
-    """Each gives back what it is given."""
-
-    def own(input, instance_key, **others):
-        return tf.identity(input, f"sum_{instance_key - replicas.KEY}")
-
-    monkeypatch.setattr(tf.raw_ops, "CollectiveReduceV2", own)
-
-
 def bare(rank=0, size=1, **attributes):
-    """A BucketModel without its network."""
+    """A BucketModel without its network: of its collectives each gives back what it is given."""
     made = object.__new__(replicas.BucketModel)
     made.size, made.group, made._by_rows, made._whole = size, SimpleNamespace(rank=rank), False, True
-    made._hint = "nccl"
+    made._collective = lambda own, number: tf.identity(own, f"sum_{number}")
     vars(made).update(attributes)
     return made
 
@@ -52,27 +42,17 @@ def come_before(op):
     return sorted(name for name in found if name.startswith("sum_"))
 
 
-@pytest.mark.parametrize(
-    "early, by_rows, order",
-    [(2, True, [1, 0, 2, 3]), (1, True, [1, 0, 2]), (0, True, [0, 1]), (2, False, [1, 2, 3]), (0, False, [1])],
-)
-def test_collectives_of_one_program_come_in_order(early, by_rows, order):
-    """What each adds up depends on the sum before: the words', sum_0, comes behind the first gradient's, where one is large."""
+def test_collectives_of_one_program_come_in_order():
+    """What each adds up depends on the sum before, the words' among them."""
     of_words, parts = tf.constant([5, 6], tf.int64), [tf.constant([1.0]), tf.constant([2.0, 3.0]), tf.constant(4.0)]
 
     def step(*parts):
-        model = bare(
-            _by_rows=by_rows,
-            _first_half=lambda *_: ([*parts[:-1]], None, None),
-            _last_parts=lambda late, *words: [parts[-1]],
-            _second_half=lambda parts, *words: parts,
-        )
+        model = bare(_by_rows=True, _first_half=lambda *_: (parts, None), _second_half=lambda parts, words: parts)
         return model._train_step(of_words, None, None)[0]
 
-    parts = parts[2 - early :]
     graph = tf.function(step).get_concrete_function(*parts).graph
-    sums = [come_before(graph.get_operation_by_name(f"sum_{k}")) for k in order]
-    assert sums == [sorted(f"sum_{k}" for k in order[:n]) for n in range(len(order))]
+    sums = [come_before(graph.get_operation_by_name(f"sum_{k}")) for k in range(4)]
+    assert sums == [[], ["sum_0"], ["sum_0", "sum_1"], ["sum_0", "sum_1", "sum_2"]]
     for own, total in zip(parts, tf.function(step, jit_compile=True)(*parts), strict=True):
         np.testing.assert_array_equal(own, total)
 
@@ -96,10 +76,7 @@ def test_each_replica_updates_by_the_mean_of_the_gradients_of_both(monkeypatch, 
         gradients.append([tf.convert_to_tensor(gradient) for gradient in own])
     words = tf.add_n([model._of_all(tf.constant(own, tf.int64)) for model, own in zip(models, TOKENS, strict=True)])
     np.testing.assert_array_equal(words, np.concatenate(TOKENS))
-    parts = []
-    for model in models:
-        early, late, _ = model._to_parts(None, None, None)
-        parts.append([*early, *model._last_parts(late, words)])
+    parts = [model._to_parts(None, None, None, words)[0] for model in models]
     sums = [tf.add_n(of_both) for of_both in zip(*parts, strict=True)]
     for model in models:
         found = []
