@@ -67,7 +67,7 @@ PRECISION = "fp32"
 import json
 import sys
 if "--plan" in sys.argv:
-    plan = {"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0, "at_once": 1}
+    plan = {"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0, "at_once": 1, "gpus": 1}
     plan |= {"left_out": "", "alone": ""}
     print(json.dumps(plan))
     sys.exit()

@@ -186,7 +186,7 @@ class Parent:
             "processes": self.stopping_rule.least,
             "points": len(self._points()),
             "budget_s": self.stopping_rule.limit_s,
-            "at_once": self.at_once,
+            **self._side_by_side(len(rows)),
             "left_out": self._without_precision(),
             "alone": next(iter(rows)) if "axes" in self.benchmark.layout and len(rows) == 1 else "",
         }
@@ -228,13 +228,24 @@ class Parent:
             [self.benchmark.name, *(f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))]
         )
 
-    def _expected(self, rows: Iterable[str]) -> tuple[dict[str, float], dict[str, int]]:
-        """{row: seconds that a process is expected to take}, {row: processes that it will get}."""
-        expected = estimate.Estimate(self.preset, self.device)
-        seconds = {row: expected.process_s(self._timed_name(), row, self.benchmark.rows[row].framework) for row in rows}
-        return seconds, {
-            row: expected.processes_of(s, self.stopping_rule.least, self.stopping_rule.limit_s)
-            for row, s in seconds.items()
+    def _expected(self, rows: Iterable[str]) -> tuple[dict[str, estimate.Seconds], dict[str, int]]:
+        """{row: what each of its processes is expected to take}, {row: processes that it will get}."""
+        expected, script, rule = estimate.Estimate(self.preset, self.device), self._timed_name(), self.stopping_rule
+        of = {row: self.benchmark.rows[row].framework for row in rows}
+        counts = {
+            row: expected.processes_of(expected.first_s(script, row, framework), rule.least, rule.limit_s)
+            for row, framework in of.items()
+        }
+        beside = self._side_by_side(len(of))
+        return {
+            row: expected.process(script, row, framework, counts[row], **beside) for row, framework in of.items()
+        }, counts
+
+    def _side_by_side(self, rows: int) -> dict[str, int]:
+        """How many processes of so many rows prepare side by side, and on how many GPUs."""
+        return {
+            "at_once": max(1, min(self.at_once, rows * self.stopping_rule.least)),
+            "gpus": max(1, min(len(self.gpus), rows)),
         }
 
     def _due(self) -> tuple[dict[str, int], dict[str, float]]:

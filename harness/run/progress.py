@@ -2,7 +2,8 @@
 
 A script that the suite has started has no bar of its own: it reports to the suite, whose bar spans all scripts. The reports are
 lines of JSON through a pipe whose descriptor is in the environment: ["total", seconds, processes] once, then ["starts", text] and
-["ends", seconds, processes, seconds of others]. Seconds are expected ones (harness/run/estimate.py), by which the bar is filled.
+["ends", seconds, processes, seconds that others have done]. Seconds are expected ones (harness/run/estimate.py), by which the bar
+is filled.
 """
 
 import contextlib
@@ -13,12 +14,11 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from harness.run.estimate import minutes, slowness
+from harness.run.estimate import Seconds, minutes, slowness
 
 REPORTS = "LSTM_BENCH_PROGRESS"  # environment variable: the descriptor of the pipe to the suite
 LINE_S = 30.0  # at least so long between two lines, where standard error is no terminal
 BELIEF_S = 60.0  # the seconds that were expected count like so many that were measured
-PREPARED = 0.8  # of a process is done when it has prepared and waits for its turn to time
 
 
 class Progress:
@@ -58,7 +58,7 @@ class Progress:
         self._show()
 
     def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
-        """It has ended, and so many seconds were expected of it; so many of others, which have prepared."""
+        """It has ended, and so many seconds were expected of it, and of what others have done that are not at their end."""
         self._done_s, self._done, self._others_s = self._done_s + seconds, self._done + processes, others_s
         self._ended = time.monotonic()
         self._show()
@@ -66,7 +66,7 @@ class Progress:
     def left_s(self) -> float:
         """Seconds that are left, going by how long what is done took against what was expected of it."""
         took = self._ended - self._began
-        done_s = self._done_s + PREPARED * self._others_s
+        done_s = self._done_s + self._others_s
         factor = (took + self._slowness * BELIEF_S) / (done_s + BELIEF_S)
         running = time.monotonic() - self._ended
         return max(0.0, factor * (self._total_s - done_s) - running)
@@ -141,14 +141,16 @@ class Left:
 
     Args:
         bar: shows them.
-        seconds: expected of one process.
+        seconds: expected of each of its processes.
         processes: expected, without those of an earlier run.
     """
 
-    def __init__(self, bar: "Progress | Reports", seconds: Mapping[Hashable, float], processes: Mapping[Hashable, int]):
+    def __init__(
+        self, bar: "Progress | Reports", seconds: Mapping[Hashable, Seconds], processes: Mapping[Hashable, int]
+    ):
         self._bar, self._seconds, self._left = bar, seconds, dict(processes)
         self._prepared: dict[Hashable, set[int]] = {key: set() for key in seconds}
-        bar.total(sum(seconds[key] * count for key, count in self._left.items()), sum(self._left.values()))
+        bar.total(sum(sum(seconds[key]) * count for key, count in self._left.items()), sum(self._left.values()))
 
     def prepared(self, key: Hashable, process: int) -> None:
         """That process of a row waits for its turn to time, beside others. The time left takes that in when one of these ends."""
@@ -163,8 +165,9 @@ class Left:
         count = min(1, self._left[key]) if goes_on else self._left[key]
         self._left[key] -= count
         self._prepared[key] = self._prepared[key] - {process} if goes_on else set()
-        others_s = sum(self._seconds[each] * min(len(done), self._left[each]) for each, done in self._prepared.items())
-        self._bar.ends(count * self._seconds[key], count, others_s)
+        waiting = {each: min(len(done), self._left[each]) for each, done in self._prepared.items()}
+        others_s = sum(self._seconds[each].preparing * count for each, count in waiting.items())
+        self._bar.ends(count * sum(self._seconds[key]), count, others_s)
 
 
 class Reports:
