@@ -148,7 +148,7 @@ class OptionTrial:
 
     def __init__(self, option: Option, *, batch: int, steps: int, features: int, units: int, outputs: int, rate: float,
                  staged: int, seed: int, precision: str) -> None:  # fmt: skip
-        self.option, self.rate, self.seed = option, rate, seed
+        self.option, self.rate, self.seed = option, option.share * rate, seed
         self.precision = PRECISIONS.get(option.policy, precision)
         self.per_call, self.network = option.per_call, network_of(option)
         self.weights = weights_of(option, features, units, outputs, seed)
@@ -161,7 +161,7 @@ class OptionTrial:
             keras.config.set_dtype_policy(option.policy)
             self.model = build(option, batch, steps, features, units, outputs, seed)
             self.initial = [np.asarray(variable) for variable in self.model.trainable_variables]
-            self.model.compile(keras.optimizers.SGD(rate), "mse", **option.compiled)
+            self.model.compile(keras.optimizers.SGD(self.rate), "mse", **option.compiled)
         finally:
             keras.config.set_dtype_policy(before)
         with tf.device("/CPU:0"):

@@ -28,6 +28,7 @@ class Option:
         unknown: "", "time" or "batch": what the model does not know of its inputs.
         policy: of dtypes.
         alone: in a process of its own, since it changes the process.
+        share: of the learning rate; less than 1 where all of it makes the training diverge.
         also: what else its model has: "states" (given ones), "cell" (its head reads h + c), "determinism".
     """
 
@@ -41,6 +42,7 @@ class Option:
     unknown: str = ""
     policy: str = "float32"
     alone: bool = False
+    share: float = 1.0
     also: str = ""
 
     @property
@@ -133,7 +135,13 @@ OPTIONS: dict[str, Option] = {
     "rnn_lstm_cell": Option("RNN(LSTMCell(units))", "LSTM(units)", kind="rnn_cell"),
     "stacked_rnn_cells": Option("RNN of two LSTMCell: StackedRNNCells", "a layer for each", kind="stacked_cells"),
     "gru": Option("GRU(units)", OPERATION, mathematics={"cell": "gru"}, kind="gru"),
-    "simple_rnn": Option("SimpleRNN(units)", OPERATION, mathematics={"cell": "simple"}, kind="simple"),
+    "simple_rnn": Option(
+        "SimpleRNN(units), by a tenth of the learning rate: by all of it, it diverges",
+        OPERATION,
+        mathematics={"cell": "simple"},
+        kind="simple",
+        share=0.1,
+    ),
     "deterministic_ops": Option(
         "tf.config.experimental.enable_op_determinism()", "only to find errors", alone=True, also="determinism"
     ),
