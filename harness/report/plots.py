@@ -6,6 +6,7 @@ matplotlib is imported inside `draw`. The same bars give the same bytes: no date
 import contextlib
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 LOG_FROM = 20  # rows that differ by more than this factor from the least measured one are drawn on a log scale
 WIDTH = 9.0  # inches; with 100 dots per inch the picture fills a page of 900 pixels
 TITLE = 66  # characters that fit in a line of 12 points
+CAPTION = 125  # characters that fit in a line of 8 points
 DPI = 150
 RANGE, GREY, INK = "#222222", "#767676", "#222222"
 OURS, PEER, VANILLA = KINDS = ("ours", "peer", "vanilla")  # in the order in which a table has them
@@ -75,7 +77,10 @@ def finished(figure, title: str, caption: str) -> bytes:
     title = shown(title, 130)
     size = 12 * min(1.0, TITLE / max(1, len(title)))  # a longer one gets smaller letters: its end may be a warning
     figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
-    figure.text(0.03, 0.10 / height, shown(caption, 150), fontsize=8, va="bottom", color="#666666")
+    lines = textwrap.wrap(shown(caption, 300), CAPTION, max_lines=2, placeholder=" …")
+    figure.text(
+        0.03, (0.10 if len(lines) < 2 else 0.03) / height, "\n".join(lines), fontsize=8, va="bottom", color="#666666"
+    )
     return _in_few_colours(figure)
 
 

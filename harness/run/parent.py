@@ -248,11 +248,14 @@ class Parent:
             "gpus": max(1, min(len(self.gpus), rows)),
         }
 
+    def _say_if_nothing_is_left(self, wanted: Sequence[object]) -> None:
+        if not wanted and "resume" in self.flags:
+            print(f"{self.benchmark.name} {self.constants['CONFIG']}: nothing is left to measure", file=sys.stderr)
+
     def _due(self) -> tuple[dict[str, int], dict[str, float]]:
         """({row that is to be measured: its processes of an earlier run}, {row: the seconds that these took})"""
         wanted = [row for row in self.rows if not self._settled(row)]
-        if not wanted and "resume" in self.flags:
-            print(f"{self.benchmark.name} {self.constants['CONFIG']}: nothing is left to measure", file=sys.stderr)
+        self._say_if_nothing_is_left(wanted)
         earlier = {row: self._earlier(row) for row in wanted}
         self._say_what_is_replaced([row for row in wanted if not earlier[row]])
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}

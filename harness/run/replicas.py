@@ -97,6 +97,7 @@ class Parent(sweep.Sweep):
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
         wanted = [(row, point) for row in self.rows for point in self._wanted(row)]
+        self._say_if_nothing_is_left(wanted)
         seconds, expected = self._expected(self.rows)
         with progress.of_script(self.benchmark.name) as bar:
             left = progress.Left(

@@ -132,6 +132,7 @@ class Sweep(Parent):
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
         rows = [SweptRow(row, self._wanted(row)) for row in self.rows]
+        self._say_if_nothing_is_left([row for row in rows if row.points])
         for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
         seconds, expected = self._expected(row.name for row in rows)

@@ -35,3 +35,20 @@ def test_every_kind_of_bars_gives_a_png_that_fills_a_page(bars, recwarn):
     assert content == plots.draw("title $", "words/s", bars, "machine")
     assert not list(recwarn)
     assert b"matplotlib" not in content.lower()
+
+
+def test_a_long_caption_goes_on_in_a_second_line_within_the_picture():
+    """Its last column of pixels stays white, and its two lines leave the axis' name alone."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    caption = "NVIDIA H100 80GB HBM3, driver 580.159.04, cuDNN 9.19.0 / 9.26.0, TensorFlow 2.21.0, " * 2 + "2026-11-26"
+    drawn = [plots.draw("title", "words/s", [plots.Bar("a", 1.0)], text) for text in ("", caption)]
+    without, found = (np.asarray(Image.open(io.BytesIO(content)).convert("L")) for content in drawn)
+    changed = np.argwhere(np.abs(without.astype(int) - found) > 60)  # less is the palette's
+    assert found[:, -12:].min() > 250
+    assert len(changed) and changed[:, 0].min() > found.shape[0] - 0.35 * plots.DPI
+    rows = (found[int(-0.35 * plots.DPI) :, :] < 250).any(axis=1)
+    assert np.count_nonzero(np.diff(rows.astype(int)) == 1) >= 2, "two lines"

@@ -171,7 +171,7 @@ def test_a_row_that_cannot_run_is_skipped_at_every_point(stub):
     assert "skipped" in (stub.out / "stub.md").read_text()
 
 
-def test_resume_measures_only_the_points_that_are_missing(stub):
+def test_resume_measures_only_the_points_that_are_missing(stub, capsys):
     """The parent is killed while a row is at its third point; what was measured before is there, and stays."""
     assert stub.run("--rows=killed_once").returncode == -signal.SIGKILL
     assert stub.statuses() == {"8 4": "ok", "2 4": "ok"}
@@ -182,3 +182,6 @@ def test_resume_measures_only_the_points_that_are_missing(stub):
     assert stub.statuses() == dict.fromkeys(POINTS, "ok")
     assert stub.main("--rows=killed_once", "--resume", "--axes=units=2,32") == 0
     assert [point for _, point in stub.measured()] == ["32 4"], "the same points are as good on other axes"
+    capsys.readouterr()
+    assert stub.main("--rows=killed_once", "--resume") == 0
+    assert not stub.starts() and "nothing is left to measure" in capsys.readouterr().err

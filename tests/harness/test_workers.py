@@ -76,15 +76,16 @@ def test_one_worker_that_fails_ends_the_others_and_is_named(stub, monkeypatch, r
     assert (stub.out / "rows" / "stub.small-weak_2.fine.train.cpu.fp32.json").stat().st_mtime_ns == before
 
 
-def test_resume_does_not_measure_a_row_anew_to_whose_environment_the_suite_has_added(stub, monkeypatch):
+def test_resume_does_not_measure_a_row_anew_to_whose_environment_the_suite_has_added(stub, monkeypatch, capsys):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(machine, "VARIABLES", {})
     again = ["--scaling=weak", "--rows=one_process"]
     assert stub.main(*again) == 0
     found = stub.record("one_process")
     assert found["environment"]["variables"]["XLA_FLAGS"] == "--xla_force_host_platform_device_count=2"
+    assert "nothing is left" not in capsys.readouterr().err
     assert stub.main(*again, "--resume") == 0
-    assert stub.record("one_process") == found
+    assert stub.record("one_process") == found and "nothing is left to measure" in capsys.readouterr().err
 
 
 def test_a_worker_has_the_gpu_of_its_place_whatever_gpus_are_asked_for(stub, monkeypatch):
