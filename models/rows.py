@@ -569,6 +569,7 @@ def _of_torch(what: str, single: str, **rest: Any) -> ReplicatedRow:
 
 
 _MIRRORED, _WORKERS = "MirroredStrategy", "MultiWorkerMirroredStrategy, a process for each"
+_RECIPE = "MirroredStrategy, forward and backward pass compiled: the recipe of docs/several-gpus.md"
 REPLICATED: dict[str, ReplicatedRow] = {
     "keras_mirrored": _of_strategy(
         f"keras.layers.LSTM(use_cudnn=False), {_MIRRORED}", "keras", "mirrored", one_process=True
@@ -579,6 +580,10 @@ REPLICATED: dict[str, ReplicatedRow] = {
     ),
     "keras_cudnn_workers": _of_strategy(
         f"keras.layers.LSTM(use_cudnn=True), {_WORKERS}", "keras_cudnn", "multi_worker"
+    ),
+    "wavefront_mirrored": _of_strategy(f"wavefront, {_RECIPE}", "wavefront", "mirrored", one_process=True),
+    "wavefront_persistent_mirrored": _of_strategy(
+        f"wavefront_persistent, {_RECIPE}", "wavefront_persistent", "mirrored", one_process=True
     ),
     "wavefront_workers": _of_bucket("wavefront"),
     "wavefront_persistent_workers": _of_bucket("wavefront_persistent"),

@@ -94,6 +94,10 @@ class StrategyModel(_OfStrategy, LanguageModel):
             self.optimizer._all_reduce_sum_gradients = list
         self.initial_states = self._staged_states(states)
         self.states = self.initial_states
+        if self.jit_compile:  # the optimizer adds up over the replicas, which XLA does not compile
+            self._forward_step, self._gradients = (
+                tf.function(function, jit_compile=True) for function in (self._forward_step, self._gradients)
+            )
         self._forward, self._train = (self._run(step) for step in (self._forward_step, self._train_step))
 
     def _run(self, step: Callable) -> Callable:
@@ -101,7 +105,8 @@ class StrategyModel(_OfStrategy, LanguageModel):
 
         @tf.function
         def run(*arguments):
-            loss, *others = self.strategy.run(step, args=arguments)
+            # A function of its own: what is compiled itself, `strategy.run` would call on the first device alone.
+            loss, *others = self.strategy.run(lambda *of_replica: step(*of_replica), args=arguments)
             local = self._local(loss)
             return tf.add_n(local) / len(local), *others
 

@@ -83,11 +83,11 @@ def test_a_row_without_an_all_reduce_is_caught_beside_one_that_has_it(script):
     "config, rows",
     [
         pytest.param("quick", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
-        pytest.param("quick", "wavefront_workers", marks=slow),
+        pytest.param("quick", "wavefront_mirrored,wavefront_workers", marks=slow),
         pytest.param("quick", "jax_sharded,keras_jax_parallel", marks=slow),
         # with dropout, clipping and states that are carried
         pytest.param("ptb_medium", "keras_mirrored,keras_workers,torch_ddp,torch_bucket", marks=slow),
-        pytest.param("ptb_medium", "wavefront_workers", marks=slow),
+        pytest.param("ptb_medium", "wavefront_mirrored,wavefront_workers", marks=slow),
         # with fewer words in all than in a batch; with tensors that are added up by themselves
         pytest.param("ptb_medium --vocabulary=30", "wavefront_workers,wavefront_workers_large_apart", marks=slow),
         pytest.param("ptb_medium", "wavefront_workers_large_apart", marks=slow),
