@@ -24,15 +24,28 @@ UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goe
 PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of an AMD EPYC, whose slowness is 1
 LATER = 0.4  # of what a row's first process takes, a later one does, which has less to prove
 GAIN = 0.42  # n processes that prepare side by side take 1/n**GAIN of the time: the stacked LM, by 4, 8 and 16
-PREPARED = 0.8  # of what a process takes, where no run says how long it has timed
 TRIES = 40  # long enough for other processes to get their turns
 
 
 class Seconds(NamedTuple):
-    """What one process adds to a run: until it times, which others do beside it, and while it times, one on a GPU."""
+    """What a row's first process takes: in what others do beside it, and where one has a GPU to itself.
 
-    preparing: float
-    timing: float
+    Attributes:
+        shared: all of a process of a few steps, of which it times for little.
+        alone: a whole training; as long in each process of the row.
+    """
+
+    shared: float
+    alone: float = 0.0
+
+    @property
+    def later(self) -> "Seconds":
+        """What a later process of the row takes, which has less to prove."""
+        return Seconds(LATER * self.shared, self.alone)
+
+    def spread(self, at_once: int, gpus: int) -> "Seconds":
+        """What it adds to a run in which so many processes prepare side by side, on so many GPUs."""
+        return Seconds(self.shared / at_once**GAIN, self.alone / gpus)
 
 
 class Estimate:
@@ -47,58 +60,40 @@ class Estimate:
         self.known, self._seconds = bool(found), found
         self._slowness = found.get("slowness", 1.0)  # of the machine that these seconds are of
 
-    def first_s(self, script: str, row: str, framework: str) -> float:
-        """Of a row's first process by itself, at one point; `script`: its name, with " --train" for PTB's schedule."""
-        return sum(self._known(script, row, framework))
-
-    def process(
-        self, script: str, row: str, framework: str, processes: int = 1, at_once: int = 1, gpus: int = 1
-    ) -> Seconds:
-        """Of each of a row's processes, where so many of all rows run side by side, on so many GPUs."""
-        preparing, timing = self._known(script, row, framework)
-        share = _as_first(processes) / processes
-        if not timing:  # within a first process' seconds, of which the gain was measured too
-            preparing, timing = PREPARED * preparing, (1 - PREPARED) * preparing
-            return Seconds(share * preparing / at_once**GAIN, share * timing / at_once**GAIN)
-        return Seconds(share * preparing / at_once**GAIN, share * timing / gpus)
-
-    def _known(self, script: str, row: str, framework: str) -> Seconds:
-        """Of a first process; timing 0: not known apart."""
+    def first(self, script: str, row: str, framework: str) -> Seconds:
+        """Of a row's first process, at one point; `script`: its name, with " --train" for PTB's schedule."""
         own = self._seconds.get(script, {})
         known = own.get(row, own.get(framework))
         if known is None:
-            return Seconds(UNKNOWN_S, 0.0)
-        whole, timing = known if isinstance(known, list) else (known, 0.0)
-        return Seconds((whole - timing) / self._slowness, timing / self._slowness)
+            return Seconds(UNKNOWN_S)
+        whole, alone = known if isinstance(known, list) else (known, 0.0)
+        return Seconds((whole - alone) / self._slowness, alone / self._slowness)
 
     def rows_of(self, script: str, plan: Mapping[str, Any]) -> tuple[float, int]:
         """(seconds, processes) of one start of a script; plan: harness.run.parent.Parent.plan. A point counts as a process."""
-        seconds, processes = 0.0, 0
+        shared, alone, processes = 0.0, [0.0], 0
         for row, framework in plan["rows"].items():
-            count = self.processes_of(self.first_s(script, row, framework), plan["processes"], plan["budget_s"])
-            seconds += count * sum(self.process(script, row, framework, count, plan["at_once"], plan["gpus"]))
+            first = self.first(script, row, framework)
+            count = self.processes_of(first, plan["processes"], plan["budget_s"])
+            shared += first.shared + (count - 1) * first.later.shared
+            alone.append(count * first.alone)
             processes += count
+        spread = Seconds(shared, sum(alone)).spread(plan["at_once"], plan["gpus"])
+        seconds = spread.shared + max(spread.alone, *alone)
         return plan["points"] * seconds, plan["points"] * processes
 
-    def processes_of(self, process_s: float, processes: int, budget_s: float) -> int:
-        """Processes that a row gets within its budget, which is looked at between two of them; process_s: of the first one.
+    def processes_of(self, first: Seconds, processes: int, budget_s: float) -> int:
+        """Processes that a row gets within its budget, which is looked at between two of them.
 
         As where the table was measured: a slower machine gets fewer.
         """
-        process_s *= self._slowness
-        if process_s >= budget_s:
-            return 1
-        return min(processes, 2 + int((budget_s / process_s - 1) / LATER))
+        left_s = budget_s - self._slowness * sum(first)
+        return 1 if left_s <= 0 else min(processes, 2 + int(left_s / (self._slowness * sum(first.later))))
 
     def preparation_s(self, script: str) -> float:
         """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
         known = self._seconds.get(script, {}).get("preparation")
         return UNKNOWN_S if known is None else known / self._slowness
-
-
-def _as_first(processes: int) -> float:
-    """How many times what a row's first process takes so many of its processes take."""
-    return 1 + LATER * (processes - 1)
 
 
 @functools.lru_cache
@@ -115,6 +110,14 @@ def slowness(tries: int = TRIES) -> float:
     return (time.perf_counter() - start) / tries / PARSE_S
 
 
+def factor(device: str, slowness: float) -> float:
+    """How many times what an `Estimate` says a run is believed to take.
+
+    On GPUs once: rows have taken the same on hosts of a slowness of 1.0 and of 1.7.
+    """
+    return slowness if device == "cpu" else 1.0
+
+
 def minutes(seconds: float) -> str:
     """Such as "40 s", "7 min" or "2 h 10 min"."""
     if seconds < 90:
@@ -123,13 +126,14 @@ def minutes(seconds: float) -> str:
     return f"{hours} h {rest} min" if hours else f"{rest} min"
 
 
-def _for_the_table(whole: float, timing: float) -> float | list[float]:
-    return [round(whole, 1), round(timing, 1)] if timing else round(whole, 1)
+def _first_of(record: Mapping[str, Any]) -> tuple[float, float]:
+    """(whole, alone) of the first process of a record's row, as in the table."""
+    later, alone = len(record["blocks_ms"]) - 1, record.get("fit_s", 0.0)
+    return (record["spent_s"] - (later + 1) * alone) / (1 + LATER * later) + alone, alone
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print {"slowness": {run: as at its start}, script: {row: seconds of a first process, for a whole training with those of
-    it that were timed}} of these runs; the exit status."""
+    """Print, for the table, what rows took in these runs, and how slow the machine was at the start of each; the exit status."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         if not runs:
@@ -143,15 +147,12 @@ def main(runs: Sequence[str]) -> int:
         if record["status"] == "ok" and record.get("spent_s"):
             train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
             rows = found.setdefault(record["benchmark"] + train, {})
-            whole = record["spent_s"] / _as_first(len(record["blocks_ms"]))
-            rows.setdefault(record["row"], []).append((whole, record.get("fit_s", 0.0)))
-    medians = {
-        script: {
-            row: _for_the_table(*map(statistics.median, zip(*seconds, strict=True))) for row, seconds in rows.items()
-        }
-        for script, rows in found.items()
-    }
-    print(json.dumps({"slowness": slow, **medians}, indent=1))
+            rows.setdefault(record["row"], []).append(_first_of(record))
+    for rows in found.values():
+        for row, seconds in rows.items():
+            whole, alone = (round(statistics.median(part), 1) for part in zip(*seconds, strict=True))
+            rows[row] = [whole, alone] if alone else whole
+    print(json.dumps({"slowness": slow, **found}, indent=1))
     return 0
 
 

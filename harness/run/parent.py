@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,8 @@ class Parent:
         return [self.constants]
 
     def plan(self) -> dict[str, Any]:
-        """What would run: the rows that can, the processes of each, and the points that each process measures.
+        """What would run: the rows that can, the processes of each within "budget_s", and the points that each process measures;
+        "at_once" of them prepare side by side, on so many "gpus".
 
         "left_out": why the suite goes without this script, or "". "alone": the only row that can run, of a script whose tables
         compare rows along axes: the suite goes without it unless it is asked for; else "". Raises UserError for whatever else
@@ -228,25 +229,20 @@ class Parent:
             [self.benchmark.name, *(f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))]
         )
 
-    def _expected(self, rows: Iterable[str]) -> tuple[dict[str, estimate.Seconds], dict[str, int]]:
-        """{row: what each of its processes is expected to take}, {row: processes that it will get}."""
-        expected, script, rule = estimate.Estimate(self.preset, self.device), self._timed_name(), self.stopping_rule
-        of = {row: self.benchmark.rows[row].framework for row in rows}
-        counts = {
-            row: expected.processes_of(expected.first_s(script, row, framework), rule.least, rule.limit_s)
-            for row, framework in of.items()
-        }
-        beside = self._side_by_side(len(of))
-        return {
-            row: expected.process(script, row, framework, counts[row], **beside) for row, framework in of.items()
-        }, counts
+    def _expected(self, rows: Collection[str]) -> tuple[dict[str, estimate.Seconds], dict[str, int]]:
+        """{row: what its first process adds to a run of these rows}, {row: processes that it will get}."""
+        expected, rule = estimate.Estimate(self.preset, self.device), self.stopping_rule
+        first = {row: self._first(expected, row) for row in rows}
+        counts = {row: expected.processes_of(seconds, rule.least, rule.limit_s) for row, seconds in first.items()}
+        return {row: seconds.spread(**self._side_by_side(len(rows))) for row, seconds in first.items()}, counts
+
+    def _first(self, expected: estimate.Estimate, row: str) -> estimate.Seconds:
+        return expected.first(self._timed_name(), row, self.benchmark.rows[row].framework)
 
     def _side_by_side(self, rows: int) -> dict[str, int]:
-        """How many processes of so many rows prepare side by side, and on how many GPUs."""
-        return {
-            "at_once": max(1, min(self.at_once, rows * self.stopping_rule.least)),
-            "gpus": max(1, min(len(self.gpus), rows)),
-        }
+        """How many processes prepare side by side in a run of so many rows, and on how many GPUs."""
+        at_once = max(1, min(self.at_once, rows))
+        return {"at_once": at_once, "gpus": max(1, min(len(self.gpus), at_once))}
 
     def _say_if_nothing_is_left(self, wanted: Sequence[object]) -> None:
         if not wanted and "resume" in self.flags:
@@ -291,7 +287,18 @@ class Parent:
 
     def _gpu_of(self, row: str) -> str | None:
         """All processes of a row are on one GPU."""
-        return self.gpus[self.rows.index(row) % len(self.gpus)] if self.gpus else None
+        return self._gpus_of_rows.get(row)
+
+    @functools.cached_property
+    def _gpus_of_rows(self) -> dict[str, str]:
+        """Each row that can run, the longest first, goes where the least is to do; {} where a run has one GPU."""
+        expected, loads = estimate.Estimate(self.preset, self.device), dict.fromkeys(self.gpus, 0.0)
+        firsts = {row: self._first(expected, row) for row in self.rows if self.gpus and not self._cannot_run(row)}
+        found = {}
+        for row in sorted(firsts, key=lambda row: -sum(firsts[row])):
+            found[row] = min(loads, key=loads.get)
+            loads[found[row]] += firsts[row].alone or firsts[row].shared
+        return found
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags

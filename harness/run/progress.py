@@ -14,11 +14,12 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from harness.run.estimate import Seconds, minutes, slowness
+from harness.run.estimate import Seconds, factor, minutes, slowness
 
 REPORTS = "LSTM_BENCH_PROGRESS"  # environment variable: the descriptor of the pipe to the suite
 LINE_S = 30.0  # at least so long between two lines, where standard error is no terminal
 BELIEF_S = 60.0  # the seconds that were expected count like so many that were measured
+PREPARED = 0.8  # of what a process does beside others, it has done when it waits for its turn to time
 
 
 class Progress:
@@ -58,7 +59,7 @@ class Progress:
         self._show()
 
     def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
-        """It has ended, and so many seconds were expected of it, and of what others have done that are not at their end."""
+        """It has ended, of which so many seconds were expected, and so many of what others have done that go on."""
         self._done_s, self._done, self._others_s = self._done_s + seconds, self._done + processes, others_s
         self._ended = time.monotonic()
         self._show()
@@ -141,16 +142,23 @@ class Left:
 
     Args:
         bar: shows them.
-        seconds: expected of each of its processes.
+        first: what the first of a row's processes adds to the run.
         processes: expected, without those of an earlier run.
     """
 
-    def __init__(
-        self, bar: "Progress | Reports", seconds: Mapping[Hashable, Seconds], processes: Mapping[Hashable, int]
-    ):
-        self._bar, self._seconds, self._left = bar, seconds, dict(processes)
-        self._prepared: dict[Hashable, set[int]] = {key: set() for key in seconds}
-        bar.total(sum(sum(seconds[key]) * count for key, count in self._left.items()), sum(self._left.values()))
+    def __init__(self, bar: "Progress | Reports", first: Mapping[Hashable, Seconds], processes: Mapping[Hashable, int]):
+        self._bar, self._first, self._left = bar, first, dict(processes)
+        self._prepared: dict[Hashable, set[int]] = {key: set() for key in first}
+        self._begun: set[Hashable] = set()  # rows of which a process has ended
+        bar.total(sum(sum(self._of(key, count)) for key, count in self._left.items()), sum(self._left.values()))
+
+    def _of(self, key: Hashable, count: int) -> Seconds:
+        """The next processes of a row, so many."""
+        if not count:
+            return Seconds(0.0)
+        first, later = self._first[key], self._first[key].later
+        following = later if key in self._begun else first
+        return Seconds(following.shared + (count - 1) * later.shared, count * first.alone)
 
     def prepared(self, key: Hashable, process: int) -> None:
         """That process of a row waits for its turn to time, beside others. The time left takes that in when one of these ends."""
@@ -162,12 +170,14 @@ class Left:
 
     def ends(self, key: Hashable, goes_on: bool, process: int = 0) -> None:
         """One of a row's processes has ended; with it all that were expected, unless the row goes on."""
+        timed = process in self._prepared[key]  # of those side by side none ends before all have timed
         count = min(1, self._left[key]) if goes_on else self._left[key]
+        seconds = sum(self._of(key, count))
         self._left[key] -= count
+        self._begun.add(key)
         self._prepared[key] = self._prepared[key] - {process} if goes_on else set()
-        waiting = {each: min(len(done), self._left[each]) for each, done in self._prepared.items()}
-        others_s = sum(self._seconds[each].preparing * count for each, count in waiting.items())
-        self._bar.ends(count * sum(self._seconds[key]), count, others_s)
+        waiting = [self._of(each, min(len(done), self._left[each])) for each, done in self._prepared.items()]
+        self._bar.ends(seconds, count, sum(PREPARED * each.shared + timed * each.alone for each in waiting))
 
 
 class Reports:
@@ -196,7 +206,8 @@ class Reports:
         self._tell("ends", seconds, processes, others_s)
 
 
-def of_script(title: str) -> Progress | Reports:
+def of_script(title: str, device: str) -> Progress | Reports:
     """A script's bar; or its reports to the suite, where that has started it."""
-    descriptor = os.environ.pop(REPORTS, "")
-    return Reports(int(descriptor)) if descriptor else Progress(title, slowness(tries=4))  # a script starts at once
+    if descriptor := os.environ.pop(REPORTS, ""):
+        return Reports(int(descriptor))
+    return Progress(title, factor(device, slowness(tries=4)))  # few: a script starts at once

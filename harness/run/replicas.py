@@ -98,11 +98,11 @@ class Parent(sweep.Sweep):
         self._data()  # before it is copied: each point would ask anew
         wanted = [(row, point) for row in self.rows for point in self._wanted(row)]
         self._say_if_nothing_is_left(wanted)
-        seconds, expected = self._expected(self.rows)
-        with progress.of_script(self.benchmark.name) as bar:
+        first, expected = self._expected(dict.fromkeys(row for row, _ in wanted))
+        with progress.of_script(self.benchmark.name, self.device) as bar:
             left = progress.Left(
                 bar,
-                {(row, point.name): seconds[row] for row, point in wanted},
+                {(row, point.name): first[row] for row, point in wanted},
                 {(row, point.name): max(0, expected[row] - point.done) for row, point in wanted},
             )
             for _, point in wanted:

@@ -48,9 +48,12 @@ class RowsInTurn(Parent):
     def _run_rows(self) -> None:
         done, spent = self._due()
         wanted = [*done]
-        seconds, expected = self._expected(wanted)
-        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar, self._scratch() as scratch:
-            left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in wanted})
+        first, expected = self._expected(wanted)
+        with (
+            progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}", self.device) as bar,
+            self._scratch() as scratch,
+        ):
+            left = progress.Left(bar, first, {row: max(0, expected[row] - done[row]) for row in wanted})
             going = {row: RowProgress(done[row], spent[row]) for row in wanted}
             references = References([self] if wanted else [], bar)
             alone: list[tuple[int, str]] = []  # processes that found too little memory beside others

@@ -254,9 +254,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     about = {"options": list(dict.fromkeys([f"--{preset}", f"--device={device}", *jobs.noted(found)]))}
     with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
         slowness = estimate.slowness()
+        factor = estimate.factor(device, slowness)
         if not resume or _begun_with(out) is None:
             held.note({**about, "slowness": round(slowness, 2)})
-        say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, slowness, found, preset, device)}")
+        say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device)}")
         if without:
             say(f"left out, having no {found.values['PRECISION']}: {', '.join(map(str, without))}")
         for job, row in alone.items():
@@ -270,7 +271,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         if own:
             say(f"in their own configs, having no {config}: {', '.join(own)}")
         try:
-            with progress.Whole(parts, slowness) as bar:
+            with progress.Whole(parts, factor) as bar:
                 status, failed = run_jobs(planned, common, folder, held.lent(), bar)
         except Interrupted:
             again = f"the same command with --resume {shlex.quote(f'--out={_shown(out)}')} goes on"
@@ -343,13 +344,13 @@ def _parts(planned: Sequence[tuple[jobs.Job, Mapping[str, Any]]], preset: str, d
     return parts
 
 
-def _how_long(parts: Sequence[progress.Part], slowness: float, found: Options, preset: str, device: str) -> str:
+def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, preset: str, device: str) -> str:
     """Such as "26 processes in 7 runs, about 8 min"."""
     processes_in_all = sum(part.processes for part in parts)
     text = f"{processes_in_all} process{'es' * (processes_in_all != 1)} in {len(parts)} run{'s' * (len(parts) != 1)}"
     if not estimate.Estimate(preset, device).known:
         return f"{text}; for how long, the progress says after the first of them"
-    seconds = slowness * sum(part.preparation_s + part.rows_s for part in parts)
+    seconds = factor * sum(part.preparation_s + part.rows_s for part in parts)
     own = [name for name in found.values if name not in ("ROWS", "CONFIG", "PRECISION", "SEED")]
     than = f", reckoned without your --{own[0].lower().replace('_', '-')}" if own else ""
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"

@@ -135,12 +135,12 @@ class Sweep(Parent):
         self._say_if_nothing_is_left([row for row in rows if row.points])
         for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
-        seconds, expected = self._expected(row.name for row in rows)
-        with progress.of_script(self.benchmark.name) as bar:
+        first, expected = self._expected([row.name for row in rows if row.points])
+        with progress.of_script(self.benchmark.name, self.device) as bar:
             every = [(row.name, point) for row in rows for point in row.points]
             left = progress.Left(
                 bar,
-                {(name, point.name): seconds[name] for name, point in every},
+                {(name, point.name): first[name] for name, point in every},
                 {(name, point.name): max(0, expected[name] - point.done) for name, point in every},
             )
             waiting = [row for row in rows if row.points]

@@ -20,9 +20,9 @@ class Together(Parent):
 
     def _run_rows(self) -> None:
         done, spent = self._due()
-        seconds, expected = self._expected(done)
-        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}") as bar:
-            left = progress.Left(bar, seconds, {row: max(0, expected[row] - done[row]) for row in done})
+        first, expected = self._expected(done)
+        with progress.of_script(f"{self.benchmark.name} {self.constants['CONFIG']}", self.device) as bar:
+            left = progress.Left(bar, first, {row: max(0, expected[row] - done[row]) for row in done})
 
             def keep(row: str, outcome: processes.Outcome) -> None:
                 spent[row] += outcome.seconds

@@ -14,7 +14,8 @@ import pytest
 
 from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.run import references
+from harness.run import estimate, references
+from harness.run.progress import Left, Progress
 from harness.run.rows_in_turn import RowsInTurn
 from tests import record_cases
 
@@ -99,6 +100,26 @@ def test_rows_are_spread_over_the_gpus_and_each_stays_on_one(stub, monkeypatch):
     found = {tuple(line.split(" on ")) for line in stub.starts() if " on " in line}
     assert found == {("first", "GPU-a"), ("second", "GPU-b"), ("third", "GPU-a")}
     assert "timed beside a row on another GPU" in (stub.out / "stub.md").read_text()
+
+
+@pytest.mark.parametrize("at_once, gpus", [([], 2), (["--at-once=1"], 1)])
+def test_long_rows_are_on_different_gpus_and_the_plan_says_how_many_run_side_by_side(stub, monkeypatch, at_once, gpus):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "H200"), machine.Gpu("GPU-b", "H200")])
+    for name in ("physical_cores", "memory_bytes", "gpu_memory_bytes"):
+        monkeypatch.setattr(machine, name, lambda: 2**40)
+    seconds = {"first": [90, 80], "second": 9, "third": [70, 60], "raises": [40, 30]}
+    monkeypatch.setattr(estimate, "_table", lambda: {"full gpu": {"stub": seconds}})
+    rows = "--rows=first,second,third,raises,one_way"
+    parent = RowsInTurn(stub.module.BENCHMARK, stub.arguments("--full", "--gpus=2", rows, *at_once, device="gpu"))
+    on = {row: parent._gpu_of(row) for row in parent.rows}
+    assert on["first"] == "GPU-a" and on["third"] == on["raises"] == "GPU-b" and on["one_way"] is None
+    plan = parent.plan()
+    assert (plan["at_once"], plan["gpus"]) == (4 if gpus == 2 else 1, gpus), "no more than rows that can run"
+    first, processes = parent._expected([*plan["rows"]])
+    left = Left(bar := Progress(), first, processes)
+    expected_s, count = estimate.Estimate("full", "gpu").rows_of("stub", plan)
+    assert left and bar._total_s == pytest.approx(expected_s) and bar._total == count
 
 
 def test_a_record_is_written_after_each_process(stub, monkeypatch):

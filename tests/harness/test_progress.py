@@ -53,29 +53,33 @@ def test_time_left_is_what_was_expected_and_then_follows_what_is_measured(clock)
 
 
 def test_processes_that_have_prepared_beside_the_one_that_ends_count_for_what_they_have_done(clock):
+    """Rows of two trainings: 50 s beside others, later 20, and 100 s alone each."""
     bar = progress.Progress()
-    left = progress.Left(
-        bar, dict.fromkeys("abcd", estimate.Seconds(preparing=40.0, timing=10.0)), dict.fromkeys("abcd", 2)
-    )
+    left = progress.Left(bar, dict.fromkeys("abcd", estimate.Seconds(50.0, 100.0)), dict.fromkeys("abcd", 2))
+    later, part = 100.0 + 50.0 * estimate.LATER, progress.PREPARED
 
     def expected(done):
-        return pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (400.0 - done))
+        total = 4 * (150.0 + later)
+        return pytest.approx((100.0 + progress.BELIEF_S) / (done + progress.BELIEF_S) * (total - done))
 
     clock[0] = 100.0
-    left.ends("d", goes_on=True)  # before any other has prepared, such as one that crashed
-    assert bar.left_s() == expected(50.0)
+    left.ends("d", goes_on=True)  # such as one that crashed, while no other had prepared
+    assert bar.left_s() == expected(150.0)
     for row in "abc":
         left.prepared(row, 0)
-    left.ends("a", True, 0)
-    assert bar.left_s() == expected(100.0 + 2 * 40.0)
+    left.ends("a", True, 0)  # and so all three have timed
+    assert bar.left_s() == expected(300.0 + 2 * (part * 50.0 + 100.0))
     left.begins_anew("c", 0)
     left.ends("b", goes_on=False)  # nor will its second process run
-    assert bar.left_s() == expected(200.0)
+    assert bar.left_s() == expected(450.0 + later)
     left.prepared("a", 1)
-    left.ends("c", True, 0)
-    assert bar.left_s() == expected(250.0 + 40.0)
+    left.ends("c", True, 0)  # which had not prepared beside others
+    assert bar.left_s() == expected(600.0 + later + part * 50.0 * estimate.LATER)
     left.ends("a", True, 1)
-    assert bar.left_s() == expected(300.0)
+    assert bar.left_s() == expected(600.0 + 2 * later)
+    left.ends("c", False, 1)
+    left.ends("d", False, 1)
+    assert bar.left_s() == 0.0
 
 
 def test_rows_that_resume_has_kept_are_taken_out_and_a_script_that_crashed_counts_as_done(clock, capsys, monkeypatch):
@@ -159,7 +163,7 @@ def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypa
     monkeypatch.setattr(estimate, "slowness", lambda: 1.5)
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic") == 0
     expected = estimate.Estimate("quick", "cpu")
-    rows_s = (1 + estimate.LATER) * (expected.first_s("synthetic", "keras", "tensorflow") + estimate.UNKNOWN_S)
+    rows_s = (1 + estimate.LATER) * (sum(expected.first("synthetic", "keras", "tensorflow")) + estimate.UNKNOWN_S)
     seconds = 1.5 * (expected.preparation_s("synthetic") + rows_s)
     assert f"4 processes in 1 run, about {estimate.minutes(seconds)}\n" in capsys.readouterr().out
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--epochs=9") == 0
@@ -206,34 +210,42 @@ def test_what_a_script_would_refuse_is_refused_by_the_suite_before_anything_is_w
 def test_processes_within_a_budget_are_counted_as_the_rounds_do(monkeypatch):
     monkeypatch.setattr(estimate, "_table", dict)  # of a machine whose slowness is 1
     processes_of = estimate.Estimate("quick", "cpu").processes_of
-    assert processes_of(10.0, 3, 30.0) == 3
-    assert processes_of(20.0, 3, 30.0) == 3, "after the second it has taken 28 s"
-    assert processes_of(25.0, 3, 30.0) == 2
-    assert processes_of(40.0, 3, 30.0) == 1
+    assert processes_of(estimate.Seconds(10.0), 3, 30.0) == 3
+    assert processes_of(estimate.Seconds(20.0), 3, 30.0) == 3, "after the second it has taken 28 s"
+    assert processes_of(estimate.Seconds(25.0), 3, 30.0) == 2
+    assert processes_of(estimate.Seconds(40.0), 3, 30.0) == 1
+    assert processes_of(estimate.Seconds(10.0, 10.0), 3, 30.0) == 2, "a second training takes as long as the first"
 
 
 def test_seconds_of_a_slow_machine_are_fewer_on_one_that_is_not(monkeypatch):
     table = {"full gpu": {"slowness": 2.0, "ptb": {"preparation": 8, "torch": 40}}}
     monkeypatch.setattr(estimate, "_table", lambda: table)
     expected = estimate.Estimate("full", "gpu")
-    assert (expected.preparation_s("ptb"), expected.first_s("ptb", "torch_lstm", "torch")) == (4.0, 20.0)
-    assert expected.processes_of(20.0, 3, 50.0) == 2, "a budget is of that machine's seconds"
+    assert (expected.preparation_s("ptb"), expected.first("ptb", "torch_lstm", "torch")) == (4.0, (20.0, 0.0))
+    assert expected.processes_of(estimate.Seconds(20.0), 3, 50.0) == 2, "a budget is of that machine's seconds"
 
 
-def test_processes_prepare_side_by_side_and_a_training_has_its_gpu_to_itself(monkeypatch):
-    table = {"full gpu": {"mnist": {"preparation": 8, "keras": [100, 80], "wavefront": 30}}}
+def test_what_rows_of_a_gpu_take_does_not_hang_on_how_fast_python_is_there():
+    assert estimate.factor("cpu", 1.7) == 1.7 and estimate.factor("gpu", 1.7) == 1.0
+
+
+@pytest.mark.parametrize("gpus, alone", [(1, 120.0), (2, 80.0), (3, 80.0)])
+def test_side_by_side_processes_prepare_sooner_and_no_training_is_divided(monkeypatch, gpus, alone):
+    table = {"full gpu": {"mnist": {"preparation": 8, "keras": [100, 80], "wavefront": [70, 40], "jax": 30}}}
     monkeypatch.setattr(estimate, "_table", lambda: table)
-    expected = estimate.Estimate("full", "gpu")
-    assert expected.first_s("mnist", "keras", "tensorflow") == 100.0
-    gain = 16**estimate.GAIN
-    assert expected.process("mnist", "keras", "tensorflow", at_once=16, gpus=2) == pytest.approx((20.0 / gain, 40.0))
-    assert sum(expected.process("mnist", "wavefront", "tensorflow", at_once=16, gpus=2)) == pytest.approx(30.0 / gain)
-    plan = {"rows": dict.fromkeys(("keras", "wavefront"), "tensorflow"), "processes": 1, "points": 1, "budget_s": 999.0}
-    plan |= {"at_once": 16, "gpus": 2}
-    assert expected.rows_of("mnist", plan) == (pytest.approx(20.0 / gain + 40.0 + 30.0 / gain), 2)
-    assert sum(expected.process("mnist", "wavefront", "tensorflow", 3)) == pytest.approx(
-        30.0 * (1 + 2 * estimate.LATER) / 3
-    )
+    plan = {"rows": {"keras": "tensorflow", "wavefront": "tensorflow", "jax_scan": "jax"}, "processes": 1, "points": 1}
+    plan |= {"budget_s": 999.0, "at_once": 3, "gpus": gpus}
+    found = estimate.Estimate("full", "gpu").rows_of("mnist", plan)
+    assert found == (pytest.approx(80.0 / 3**estimate.GAIN + alone), 3)
+
+
+def test_later_processes_of_a_training_take_as_long_to_train(monkeypatch):
+    monkeypatch.setattr(estimate, "_table", lambda: {"full gpu": {"mnist": {"keras": [100, 80]}}})
+    plan = {"rows": {"keras": "tensorflow"}, "processes": 3, "points": 2, "budget_s": 999.0, "at_once": 1, "gpus": 1}
+    expected = (pytest.approx(2 * (3 * 80.0 + 20.0 * (1 + 2 * estimate.LATER))), 6)
+    assert estimate.Estimate("full", "gpu").rows_of("mnist", plan) == expected
+    record = {"blocks_ms": [[1.0]] * 3, "fit_s": 80.0, "spent_s": 3 * 80.0 + 20.0 * (1 + 2 * estimate.LATER)}
+    assert estimate._first_of(record) == pytest.approx((100.0, 80.0))
 
 
 # Sizes
