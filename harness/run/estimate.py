@@ -23,7 +23,7 @@ TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "seconds.json"
 UNKNOWN_S = 20.0  # of a process that no run has measured: what the progress goes by
 PARSE_S = 0.0062  # of `slowness`'s piece of work on 2 idle cores of an AMD EPYC, whose slowness is 1
 LATER = 0.4  # of what a row's first process takes, a later one does, which has less to prove
-GAIN = 0.42  # n processes that prepare side by side take 1/n**GAIN of the time: the stacked LM, by 4, 8 and 16
+GAIN = 0.42  # n processes that prepare side by side take 1/n**GAIN of the time: runs of the stacked LM by 4, 8 and 16 of them
 TRIES = 40  # long enough for other processes to get their turns
 
 

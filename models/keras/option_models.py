@@ -148,7 +148,7 @@ class OptionTrial:
 
     def __init__(self, option: Option, *, batch: int, steps: int, features: int, units: int, outputs: int, rate: float,
                  staged: int, seed: int, precision: str) -> None:  # fmt: skip
-        self.option, self.rate, self.seed = option, option.share * rate, seed
+        self.option, self.rate, self.seed = option, option.rate_share * rate, seed
         self.precision = PRECISIONS.get(option.policy, precision)
         self.per_call, self.network = option.per_call, network_of(option)
         self.weights = weights_of(option, features, units, outputs, seed)

@@ -28,7 +28,7 @@ class Option:
         unknown: "", "time" or "batch": what the model does not know of its inputs.
         policy: of dtypes.
         alone: in a process of its own, since it changes the process.
-        share: of the learning rate; less than 1 where all of it makes the training diverge.
+        rate_share: of the learning rate, by which it trains; less than 1 where by all of it the loss grows.
         also: what else its model has: "states" (given ones), "cell" (its head reads h + c), "determinism".
     """
 
@@ -42,7 +42,7 @@ class Option:
     unknown: str = ""
     policy: str = "float32"
     alone: bool = False
-    share: float = 1.0
+    rate_share: float = 1.0
     also: str = ""
 
     @property
@@ -136,11 +136,11 @@ OPTIONS: dict[str, Option] = {
     "stacked_rnn_cells": Option("RNN of two LSTMCell: StackedRNNCells", "a layer for each", kind="stacked_cells"),
     "gru": Option("GRU(units)", OPERATION, mathematics={"cell": "gru"}, kind="gru"),
     "simple_rnn": Option(
-        "SimpleRNN(units), by a tenth of the learning rate: by all of it, it diverges",
+        "SimpleRNN(units), by a tenth of LEARNING_RATE: by all of it its loss grows in ptb_medium",
         OPERATION,
         mathematics={"cell": "simple"},
         kind="simple",
-        share=0.1,
+        rate_share=0.1,
     ),
     "deterministic_ops": Option(
         "tf.config.experimental.enable_op_determinism()", "only to find errors", alone=True, also="determinism"

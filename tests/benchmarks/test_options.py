@@ -41,6 +41,17 @@ def run(tmp_path, monkeypatch, rows):
     return status, by_row, (tmp_path / "out" / "options.md").read_text()
 
 
+def test_an_option_trains_and_is_proven_by_its_share_of_the_rate():
+    from models.keras import option_models
+    from models.keras.options import OPTIONS
+
+    sizes = dict(batch=2, steps=3, features=2, units=4, outputs=2, rate=0.5, staged=2, seed=1, precision="fp32")
+    for option, rate in (("simple_rnn", 0.05), ("default", 0.5)):
+        trial = option_models.OptionTrial(OPTIONS[option], **sizes)
+        assert trial.rate == pytest.approx(rate)
+        assert float(trial.model.optimizer.learning_rate) == pytest.approx(rate)
+
+
 def test_options_are_proven_and_what_keras_raises_is_a_result(tmp_path, monkeypatch):
     kept = ["recurrent_dropout", "unroll", *(["default", "mask_with_holes"] if sizes.ALL else [])]  # a process each
     status, found, page = run(tmp_path, monkeypatch, [*kept, *RAISED])
