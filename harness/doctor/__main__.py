@@ -5,6 +5,7 @@ The model is loaded in processes of its own, in safe mode, and never written.
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -102,9 +103,17 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, try and print. Raises UserError."""
+    """Look and print, try and print the rest; what was found is printed when it is interrupted, too. Raises UserError."""
     check(options)
     from harness.doctor import report
+
+    parts: list[str] = []
+
+    def tell(part: str) -> None:
+        print("\n" * bool(parts) + part, end="", flush=True)
+        parts.append(part)
+        if options.out:
+            records.write_bytes(options.out, "\n".join(parts).encode("utf-8"))
 
     with tempfile.TemporaryDirectory(prefix="lstm-doctor-") as folder:
 
@@ -115,16 +124,18 @@ def run(options: argparse.Namespace) -> int:
         found = child("look")
         if "error" in found:
             raise UserError(found["error"]) if _is_wrong_input(found) else CrashError(found["error"])
-        wanted = _wanted(options.tried, [each["name"] for each in found["candidates"]])
-        tried = {}
-        for number, name in enumerate(wanted, 1):
-            print(f"trying {name} ({number} of {len(wanted)})", file=sys.stderr)
-            tried[name] = child("try", candidate=name)
-    text = report.page(options.model, options, found, tried)
-    if options.out:
-        records.write_bytes(options.out, text.encode("utf-8"))
-    print(text, end="")
-    return 0
+        wanted, tried, status = _wanted(options.tried, [each["name"] for each in found["candidates"]]), {}, 0
+        tell(report.found_part(options.model, options, found))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            for number, name in enumerate(wanted, 1):
+                limit = f"at most {options.limit_s} s (--limit-s)"
+                print(f"trying {name} ({number} of {len(wanted)}), {limit}", file=sys.stderr)
+                tried[name] = child("try", candidate=name)
+        except KeyboardInterrupt:
+            status = 130
+    tell(report.advice_part(found, tried, [name for name in wanted if name not in tried]))
+    return status
 
 
 def _child(options: argparse.Namespace, log: Path, job: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import keras
 
 from harness.doctor import layers
 from harness.doctor.stacks import Run, chain_of, convertible, in_chains, inner, is_graph, replace, with_stacks
-from models.wavefront import CompiledLoop, convert
+from models.wavefront import CompiledLoop, WavefrontLSTM, convert
 
 WITH_CUDNN = keras.layers.LSTM | keras.layers.GRU
 NESTED = "XLA does not compile the gradient of a loop of Keras' own layers within its loop"
@@ -56,6 +56,11 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
         if isinstance(each.layer, keras.layers.LSTM)
         and id(each.layer) not in known
         and each.layer.name not in str(not_tried)
+    ]
+    not_tried += [
+        f"keras.layers.LSTM for {each.place}: wavefront_lstm.to_keras_layers makes them of it"
+        for each in layers.recurrent(model)
+        if isinstance(each.layer, WavefrontLSTM)
     ]
     found = [*_of_settings(model, recurrent, gpu)]
     if (model.steps_per_execution or 1) < per_call:

@@ -8,26 +8,34 @@ from typing import Any
 FASTER = 1.05  # the least ratio that is called faster; the blocks of the two may not overlap either
 
 
-def page(model: str, options: Any, found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole report.
+def found_part(model: str, options: Any, found: Mapping[str, Any]) -> str:
+    """What runs and how long it takes: the report before anything is tried.
 
     Args:
         model: as on the command line.
         options: device, padding.
         found: harness.doctor.child.look's.
-        tried: by a candidate's name what harness.doctor.child.attempt returned, or {"error": why it could not}.
     """
-    parts = [
-        f"# {model}: what runs, and what would be faster",
-        _about(options, found),
-        "## Recurrent layers",
-        _layers(found),
-        "## How long it takes",
-        _times(found),
-    ]
-    if tried:
-        parts += ["## What was tried", _tried(found, tried)]
-    parts += ["## What to change", _changes(found, tried, model)]
+    head = [f"# {model}: what runs, and what would be faster", _about(options, found)]
+    return _joined([*head, "## Recurrent layers", _layers(found), "## How long it takes", _times(found)])
+
+
+def advice_part(
+    found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], interrupted: Sequence[str] = ()
+) -> str:
+    """The rest: what was tried, and what to change.
+
+    Args:
+        found: harness.doctor.child.look's.
+        tried: by a candidate's name what harness.doctor.child.attempt returned, or {"error": why it could not}.
+        interrupted: candidates that were to be tried, had the report not been ended before.
+    """
+    parts = ["## What was tried", _tried(found, tried)] if tried else []
+    parts += [f"Interrupted: {', '.join(interrupted)} not tried."] if interrupted else []
+    return _joined([*parts, "## What to change", _changes(found, tried)])
+
+
+def _joined(parts: Sequence[str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -160,7 +168,7 @@ def best(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], key: 
     return max(good, key=good.get) if good else None
 
 
-def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], model: str) -> str:
+def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> str:
     parts, winners = [], {}
     for key, word in KINDS.items():
         if name := best(found, tried, key):
@@ -181,7 +189,7 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], m
     elif tried:
         parts.append("Nothing that was tried is clearly faster and computes the same. Leave it as it is.")
     else:
-        parts.append("No candidate was tried (--try).")
+        parts.append("No candidate was tried.")
     lost = [(each["place"], reason) for each in found["layers"] for reason in each["changes_model"]]
     if lost:
         parts.append("cuDNN would need another model, to be trained anew:")

@@ -69,7 +69,7 @@ def test_every_recurrent_layer_is_named_with_its_rules_and_what_ran(looked):
 
 
 def test_what_would_be_another_model_is_named_and_not_tried(looked):
-    page = report.page("settings.keras", options(), looked, {})
+    page = report.found_part("settings.keras", options(), looked) + report.advice_part(looked, {})
     assert "`dropping`: recurrent_dropout=0.2: cuDNN has none" in page and "`relu`: activation=relu" in page
     assert not any("dropout" in each["name"] for each in looked["candidates"])
     assert "unroll=False" in [each["name"] for each in looked["candidates"]]
@@ -204,7 +204,7 @@ def test_a_candidate_with_wrong_weights_is_not_recommended_however_fast(tensorfl
         found, result = found_for_report(), {**result, **fast}
         assert report.agrees(found, result) == agrees
         assert (report.best(found, {"planted": result}, "training_ms") == "planted") == agrees
-        assert ("code()" in report._changes(found, {"planted": result}, "m")) == agrees
+        assert ("code()" in report._changes(found, {"planted": result})) == agrees
         assert ("not recommended" in report.verdict(found, result)) != agrees
 
 
@@ -215,10 +215,10 @@ def test_slower_is_what_is_clearly_so_and_the_layer_is_installed_where_it_is_rec
     times["training_ms"]["its"] = [1.0, 1.1]
     result = {"difference": 0.0, **times}
     assert report.verdict(found, result) == "faster: training; slower: forward"
-    assert "pip install" not in report._changes(found, {"planted": result}, "m")
+    assert "pip install" not in report._changes(found, {"planted": result})
     code = ["from wavefront_lstm import WavefrontLSTM"]
     found["candidates"] = [{**each, "code": code} for each in found["candidates"]]
-    assert "installs by `pip install .`" in report._changes(found, {"planted": result}, "m")
+    assert "installs by `pip install .`" in report._changes(found, {"planted": result})
 
 
 @pytest.mark.parametrize(
@@ -438,6 +438,37 @@ def test_a_wrong_model_is_status_2_from_the_command_too(tmp_path, capsys):
 
 def test_a_process_that_takes_too_long_is_stopped(saved, tmp_path, capsys):
     assert "time limit of 1 s (--limit-s)" in refused(tmp_path, capsys, str(saved), "--limit-s=1")
+
+
+def test_of_a_model_with_the_layer_itself_the_way_back_to_keras_is_named():
+    from models.wavefront import WavefrontLSTM
+
+    stack = WavefrontLSTM(4, num_layers=2, name="stack")
+    model = keras.Sequential([keras.Input((6, 3)), stack, keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=True)
+    found, not_tried = candidates.offered(model, FACTS)
+    assert "keras.layers.LSTM for stack: wavefront_lstm.to_keras_layers makes them of it" in not_tried
+    assert "jit_compile=False" in [each.name for each in found]
+
+
+def test_what_was_found_is_printed_when_it_is_interrupted(saved, looked, tmp_path, capsys, monkeypatch):
+    """First what runs, before anything is tried; then what was tried until Ctrl-C."""
+    names, said = [each["name"] for each in looked["candidates"]], []
+
+    def found(options, log, job):
+        said.append(capsys.readouterr().out)
+        if len(said) == 3:
+            raise KeyboardInterrupt
+        return looked if job["task"] == "look" else {"error": "planted"}
+
+    monkeypatch.setattr(doctor, "_child", found)
+    monkeypatch.setattr(doctor.signal, "signal", lambda *_: None)
+    out = tmp_path / "report.md"
+    assert len(names) > 2 and doctor.main([str(saved), "--device=cpu", f"--out={out}"]) == 130
+    assert "## How long it takes" in said[1] and said[2] == ""
+    rest = capsys.readouterr().out
+    assert f"| {names[0]} |" in rest and f"Interrupted: {', '.join(names[1:])} not tried." in rest
+    assert out.read_text() == said[1] + rest
 
 
 # --- a GPU ------------------------------------------------------------------------------------------------------------------
