@@ -220,8 +220,9 @@ MODES = {  # mode: its table's title; all are timed in one process
 }  # fmt: skip
 LAYOUT = {
     "title": "PTB language model",
-    "question": "How many words per second does each LSTM train, and what perplexity does it reach? Two layers, batch 20, "
-    "a vocabulary of 10,000 as published, SGD 1.0, gradients clipped by their global norm, states carried from batch to batch.",
+    "question": "How many words per second does each LSTM train, and with --train what perplexity does it reach? Two layers, "
+    "batch 20, a vocabulary of 10,000 as published, SGD 1.0, gradients clipped by their global norm, states carried from batch "
+    "to batch.",
     "tables": [
         *({"title": title, "mode": mode, "device": None, "plot": "throughput.value", "columns": COLUMNS,
            "plot_published": {"P40, published": "published.P40 (words/s)"}} for mode, title in MODES.items()),

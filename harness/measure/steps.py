@@ -194,7 +194,7 @@ class StepMeasurement(RowProcess):
         notes = []
         size = timed.batches_per_block
         if size < c["TIMED_BATCHES"]:
-            notes.append(f"{size} batches per block: one takes over {timed.slow_s:g} s")
+            notes.append(f"{size} batches per block: one took over {timed.slow_s:g} s in a process")
         return {
             "blocks_ms": timed.ms,
             "warmup": [{"process": self.process, **timed.warmup._asdict()}],

@@ -50,6 +50,7 @@ class Table(NamedTuple):
     lines: list[list[str]]
     foot: list[str]
     picture: str = ""
+    drawn: str = ""  # the picture's title, where it is not the table's
     bars: Sequence[plots.Bar] = ()
     axis: str = ""
     caption: str = ""
@@ -152,11 +153,14 @@ def build(
     if not spec.get("plot"):
         return table
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
+    axis = spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"])
+    of_steps = (spec["mode"], spec["plot"]) == ("fit", "throughput.value")  # the table has the whole training's time
     return table._replace(
+        drawn=title.replace(spec["title"], "Speed of the training's steps", 1) if of_steps else "",
         picture=picture_of(layout, index, group),
         # A published row none of whose figures is drawn is in the table alone.
         bars=bars + [bar for row in extra if (bar := _bar(row, spec)).published or not row.get("published")],
-        axis=spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"]),
+        axis=axis,
         caption=machine_line(present),
     )
 

@@ -125,7 +125,7 @@ def _time(record: Mapping | None, mode: str) -> str:
 
 
 def _is_warned(record: Mapping) -> bool:
-    judged = (warnings.spread, warnings.drift, warnings.throttled, warnings.not_settled)
+    judged = (warnings.spread, warnings.drift, warnings.slow_start, warnings.throttled, warnings.not_settled)
     return warnings.was_disturbed(record) or any(mark(record) is not None for mark in judged)
 
 

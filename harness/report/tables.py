@@ -33,7 +33,7 @@ from harness.record import records, schema
 from harness.record.machine import PROJECT
 from harness.report import axes, building, curves, latency, launches, options, plots, replicas, what_ran
 from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
-from harness.report.cells import Notes, markdown, paragraphs, plain
+from harness.report.cells import Notes, markdown, paragraphs, plain, value_at
 from harness.report.layouts import read_layout
 from harness.report.provenance import head, machine_line
 
@@ -135,7 +135,8 @@ def headline(run: str | os.PathLike, pictures: str = "") -> str:
     """Markdown of every benchmark's headline tables, for the terminal; with `pictures`, that folder's pictures below them."""
     found, _ = load(run)
     every = [record for _, rows in found.values() for record in rows]
-    lines = [f"Measured on {machine_line(every)}.", ""] if every else ["No records yet.", ""]
+    somewhere = any(value_at(record, "environment.cpu") for record in every)
+    lines = [f"Measured on {machine_line(every)}.", ""] if somewhere else ["Nothing has been measured.", ""]
     for layout, rows in found.values():
         lines += headline_of(layout, rows, pictures)
     return "\n".join(lines).rstrip() + "\n"
@@ -170,7 +171,7 @@ def render(run: str | os.PathLike) -> tuple[list[Path], list[str]]:
     for benchmark, (layout, rows) in found.items():
         text, drawn = page(layout, rows, help_of(run))
         for table in drawn:
-            title = f"{layout['title']}. {table.title}"
+            title = f"{layout['title']}. {table.drawn or table.title}"
             if table.curves:
                 picture = curves.draw(title, table.across, table.axis, table.curves, table.caption)
             else:

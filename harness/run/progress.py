@@ -74,7 +74,9 @@ class Progress:
 
     def _show(self) -> None:
         place = f"{self._done}/{self._total} {' '.join(filter(None, [self._title, self._text]))}"
-        left = f", about {minutes(self.left_s())} left" if self._done < self._total else ""
+        left_s = self.left_s()
+        left = f", about {minutes(left_s)} left" if left_s >= 0.5 else ", longer than expected"
+        left *= self._done < self._total
         if self._bar is not None:
             self._bar.total, self._bar.n = max(self._total_s, 1e-9), min(self._done_s, self._total_s)
             self._bar.set_description_str(place + left)

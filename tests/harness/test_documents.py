@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.record import schema
 from harness.report import documents, tables
-from tests.table_cases import LAYOUT, make, run_of
+from tests.table_cases import LAYOUT, PROOF, make, run_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [PROJECT / "README.md", PROJECT / "results" / "README.md"]
@@ -92,6 +93,14 @@ def test_an_overview_marks_what_departs_from_the_protocol_and_says_where_a_peer_
     text = documents.overview(run, ["keras"])
     assert cells(text)[2] == ["`ptb` large, tf32, ms*", "10.0~", "`keras` 1.00x~", "is a peer"]
     assert "\\* departs from the published protocol" in text and "~ the page warns" in text
+
+
+def test_an_overview_marks_a_time_of_whose_first_block_the_page_warns(tmp_path):
+    for name, first, marked in (("slow", 10.4, True), ("steady", 10.0, False)):
+        part = dict(blocks_ms=[first, 10.0, 10.0, 10.0, 10.0], items_per_batch=100, unit="words/s", proof=PROOF)
+        record = schema.merge_process(make("keras", processes=()), part)
+        [cell] = [row[1] for row in cells(documents.overview(run_of(tmp_path / name, record), ["keras"]))[2:]]
+        assert cell.endswith("~") == marked, name
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_rows_that_resume_has_kept_are_taken_out_and_a_script_that_crashed_count
     assert "2/2" in capsys.readouterr().err
 
 
+def test_what_takes_longer_than_expected_has_not_0_s_left(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    with progress.Progress("synthetic") as bar:
+        bar.total(20.0, 1)
+        assert "0/1 synthetic, about 20 s left" in capsys.readouterr().err
+        clock[0] = 30.0
+        bar.starts("keras")
+        assert "0/1 synthetic keras, longer than expected" in capsys.readouterr().err
+        bar.ends(20.0)
+        assert "1/1 synthetic keras\n" in capsys.readouterr().err
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then_and_no_flood(clock, capsys):
     with progress.Progress("mnist") as bar:
         bar.total(300.0, 300)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.report import building, provenance, tables
+from harness.report.cells import Notes
+from tests.record_cases import training_of
 from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,22 @@ def test_the_fastest_row_comes_first_with_its_figures(tmp_path):
         "±: 95 % interval over the processes, their number in parentheses.\n"
     ) in text
     assert "Not among the rows of this run: `keras`, `torch_lstm`." in text
+
+
+def test_a_run_in_which_nothing_could_be_measured_names_no_machine(tmp_path):
+    skipped = {**make(status="skipped", reason="needs an NVIDIA GPU"), "environment": {}}
+    run = run_of(tmp_path / "run", skipped)
+    assert tables.headline(run).startswith("Nothing has been measured.\n")
+    assert tables.headline(run_of(tmp_path / "empty", layout=None)) == "Nothing has been measured.\n"
+    assert tables.headline(run_of(tmp_path / "other", make())).startswith("Measured on ")
+
+
+@pytest.mark.parametrize("mode, called", [("fit", "Speed of the training's steps: large, GPU, tf32"), ("train", "")])
+def test_the_picture_of_whole_trainings_says_that_it_shows_the_speed_of_their_steps(mode, called):
+    layout = {**LAYOUT, "benchmark": "ptb", "tables": [{**LAYOUT["tables"][0], "mode": mode}]}
+    [record] = [make("keras", 10.0, mode=mode, **(training_of([[10.0, 10.0]]) if mode == "fit" else {}))]
+    table = building.build(layout, 0, building.group_of(record), [record], Notes())
+    assert (table.title, table.drawn) == ("Speed: large, GPU, tf32", called)
 
 
 def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
