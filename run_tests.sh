@@ -17,6 +17,7 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^#/s/^# //p}' "$root/run_tests.sh"
       exit
       ;;
+    --al* | --no-i* | --he*) die 2 "$argument: did you mean --all, --no-install or --help?" ;; # none of pytest's
     *) arguments+=("$argument") ;;
   esac
 done

@@ -26,3 +26,10 @@ def test_a_crash_fails_its_own_test_alone(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 5 passed" in done.stdout, done.stdout + done.stderr
     assert "crashed while running 'test_crashes.py::test_one[2]'" in done.stdout
+
+
+@pytest.mark.parametrize("typo", ["--alll", "--no-instal", "--hepl"])
+def test_a_mistyped_option_is_one_line_before_anything_is_installed(typo):
+    done = subprocess.run([RUN_TESTS, typo], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {typo}: did you mean --all, --no-install or --help?\n"

@@ -57,10 +57,12 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
         and id(each.layer) not in known
         and each.layer.name not in str(not_tried)
     ]
+    own = [each for each in layers.recurrent(model) if isinstance(each.layer, WavefrontLSTM)]
+    back = [each.layer for each in own if _goes_back(model, each.layer)]
     not_tried += [
-        f"keras.layers.LSTM for {each.place}: wavefront_lstm.to_keras_layers makes them of it"
-        for each in layers.recurrent(model)
-        if isinstance(each.layer, WavefrontLSTM)
+        f"keras.layers.LSTM for {each.place}: with states, layer normalisation, or in a model that is no chain"
+        for each in own
+        if each.layer not in back
     ]
     found = [*_of_settings(model, recurrent, gpu)]
     if (model.steps_per_execution or 1) < per_call:
@@ -75,6 +77,9 @@ def offered(model: keras.Model, facts: SimpleNamespace) -> tuple[list[Candidate]
         what += ", in CUDA kernels where it has them, else under XLA" if gpu else ", under XLA"
         code = _stack_code(model, runs, "wavefront_lstm")
         found.append(Candidate("WavefrontLSTM", what, code, _wavefront, {"jit_compile": True}))
+    if own and len(back) == len(own):
+        what = "in the place of WavefrontLSTM" + ", which calls cuDNN" * gpu
+        found.append(Candidate("keras.layers.LSTM", what, _back_code(model, back), _back, {"jit_compile": False}))
     converted = {id(inner(layer)) for run in runs for layer in run.layers}
     loops = [
         each for each in recurrent if not each.unroll and not each.go_backwards
@@ -181,6 +186,24 @@ def _wavefront(model, facts):
     return _for_xla(_stacked(model, facts, convert.from_keras_layers, runs), facts)
 
 
+def _goes_back(model: keras.Model, layer: WavefrontLSTM) -> bool:
+    """Whether keras.layers.LSTM can take the layer's place in a chain."""
+    plain = not (layer.stateful or layer.return_state or layer.layer_normalization)
+    return plain and chain_of(model) is not None and layer in chain_of(model)
+
+
+def _back(model, facts):
+    chain = []
+    for layer in chain_of(model):
+        if not isinstance(layer, WavefrontLSTM):
+            chain.append(layer)
+            continue
+        lowest, *others = convert.to_keras_layers(layer)
+        gaps = [[keras.layers.Dropout(layer.dropout)] * bool(layer.dropout) for _ in others]
+        chain += [lowest, *(each for gap, other in zip(gaps, others, strict=True) for each in (*gap, other))]
+    return keras.Sequential(chain)
+
+
 def _loop(model, facts):
     return CompiledLoop(chain_of(_for_xla(model, facts)))
 
@@ -264,6 +287,18 @@ def _stack_code(model: keras.Model, runs: Sequence[Run], module: str, kind: str 
     if kind == "CompiledLoop":
         lines.append(f"model = CompiledLoop([{_input()}, *model.layers[{_first(model)}:]])")
     return lines
+
+
+def _back_code(model: keras.Model, back: Sequence[WavefrontLSTM]) -> list[str]:
+    lines, new = ["from wavefront_lstm import to_keras_layers"], {}
+    for number, layer in enumerate(back):
+        name = "stack" if len(back) == 1 else f"stack_{number}"
+        lines.append(f'{name} = to_keras_layers(model.get_layer("{layer.name}"))')
+        if layer.dropout:
+            between = f"(keras.layers.Dropout({layer.dropout:g}), each)"
+            lines.append(f"{name} = [{name}[0], *(new for each in {name}[1:] for new in {between})]")
+        new[layer.name] = f"*{name}"
+    return [*lines, f"model = keras.Sequential([{_input()}, {_chain_code(model, new)}])"]
 
 
 def _chain_code(model: keras.Model, new: dict[str, str]) -> str:

@@ -440,15 +440,48 @@ def test_a_process_that_takes_too_long_is_stopped(saved, tmp_path, capsys):
     assert "time limit of 1 s (--limit-s)" in refused(tmp_path, capsys, str(saved), "--limit-s=1")
 
 
-def test_of_a_model_with_the_layer_itself_the_way_back_to_keras_is_named():
+def with_ours(**given):
     from models.wavefront import WavefrontLSTM
 
-    stack = WavefrontLSTM(4, num_layers=2, name="stack")
-    model = keras.Sequential([keras.Input((6, 3)), stack, keras.layers.Dense(2)])
+    stack = WavefrontLSTM(4, num_layers=3, dropout=0.25, return_sequences=True, name="stack", **given)
+    last = WavefrontLSTM(5, direction="bidirectional", name="last")
+    parts = [keras.Input((6, 3)), keras.layers.Masking(), stack, keras.layers.Dense(3), last, keras.layers.Dense(2)]
+    model = keras.Sequential(parts)
     model.compile("sgd", "mse", jit_compile=True)
-    found, not_tried = candidates.offered(model, FACTS)
-    assert "keras.layers.LSTM for stack: wavefront_lstm.to_keras_layers makes them of it" in not_tried
-    assert "jit_compile=False" in [each.name for each in found]
+    return model
+
+
+def test_of_a_model_with_the_layer_itself_keras_own_is_tried(tensorflow_runtime, monkeypatch):
+    """By the candidate and by the lines to write: the same outputs, with Dropout between the layers."""
+    import models.wavefront
+
+    model = with_ours()
+    made = subject(model, tensorflow_runtime)
+    expected = made.outputs()
+    offered, not_tried = candidates.offered(model, FACTS)
+    [back] = [each for each in offered if each.name == "keras.layers.LSTM"]
+    assert not not_tried and back.compiled == {"jit_compile": False}
+    copy = with_ours()
+    copy.set_weights(model.get_weights())
+    changed = back.make(copy, FACTS)
+    monkeypatch.setitem(sys.modules, "wavefront_lstm", models.wavefront)
+    names = {"model": model, "keras": keras}
+    exec("\n".join(back.code), names)
+    for new in (changed, names["model"]):
+        kinds = [type(layer).__name__ for layer in new.layers]
+        assert kinds == ["Masking", *["LSTM", "Dropout"] * 2, "LSTM", "Dense", "Bidirectional", "Dense"]
+        assert {layer.rate for layer in new.layers if isinstance(layer, keras.layers.Dropout)} == {0.25}
+        new.compile("sgd", "mse", jit_compile=False)
+        assert difference(Subject(new, made.batches, tensorflow_runtime).outputs(), expected, None) <= child.limit(
+            "fp32"
+        )
+
+
+def test_of_a_layer_that_has_no_counterpart_in_keras_it_is_said():
+    offered, not_tried = candidates.offered(with_ours(layer_normalization=True), FACTS)
+    assert "keras.layers.LSTM" not in [each.name for each in offered]
+    [said] = not_tried
+    assert said.startswith("keras.layers.LSTM for stack: with states, layer normalisation")
 
 
 def test_what_was_found_is_printed_when_it_is_interrupted(saved, looked, tmp_path, capsys, monkeypatch):
