@@ -1,11 +1,12 @@
 """WavefrontLSTM, a Keras layer that is a whole stack of LSTM layers, and what goes with it. README.md shows how to use it.
 
 This folder stands alone: it imports TensorFlow, Keras, NumPy and its own files. `pip install .` in the checkout installs it as
-`wavefront_lstm`; a copy of it works under any name. TensorFlow is imported when one of the names below is first used, and Keras
-then knows all of the classes, so that it can open saved models.
+`wavefront_lstm`; a copy of it works under any name. TensorFlow is imported when one of the names below is first used. From then
+on, or at once where Keras on TensorFlow has been imported before, Keras knows all of the classes and opens saved models.
 """
 
 import importlib
+import sys
 
 _HOMES = {
     "WavefrontLSTM": "layer",
@@ -20,13 +21,21 @@ __all__ = list(_HOMES)
 _CLASSES = ("layer", "compiled_loop", "softmax_head")  # modules that register a class with Keras
 
 
+def _register() -> None:
+    for module in _CLASSES:
+        importlib.import_module(f".{module}", __name__)
+
+
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in _CLASSES:
-        importlib.import_module(f".{module}", __name__)
+    _register()
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+if {"keras", "tensorflow"} <= sys.modules.keys():
+    _register()

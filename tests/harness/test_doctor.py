@@ -279,6 +279,25 @@ def test_report_of_a_file_that_stays_as_it_is(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["report.md", "stacked.keras"]
 
 
+def write_lines(model, code, tmp_path):
+    """Run the lines to write, in a process of their own, on a model with large weights: its outputs stay as they are."""
+    model.save(tmp_path / "model.keras")
+    program = [
+        "import sys, keras, numpy as np, models.wavefront; sys.modules['wavefront_lstm'] = models.wavefront",
+        f"model = keras.saving.load_model({str(tmp_path / 'model.keras')!r}); optimizer, loss = 'adam', 'mse'",
+        "rng = np.random.default_rng(0); model.set_weights([rng.uniform(-.7, .7, w.shape) for w in model.get_weights()])",
+        "shapes = [[4, *(size or 6 for size in each.shape[1:])] for each in model.inputs]",
+        "batch = [rng.integers(1, 9, shape).astype('float32') for shape in shapes]",
+        "batch = batch if len(batch) > 1 else batch[0]; before = np.array(model(batch))",
+        *code,
+        "after = np.array(model(batch)); assert np.abs(after - before).max() < 1e-5, (before, after)",
+    ]
+    (tmp_path / "lines.py").write_text("\n".join(program))
+    environment = {"PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "PATH": ""}
+    done = subprocess.run([sys.executable, tmp_path / "lines.py"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [make for make in doctor_models.MAKES if make.__name__ not in ("subclassed", "settings")]
@@ -289,21 +308,7 @@ def test_the_lines_to_write_make_the_same_model(make, name, tmp_path):
     offered, _ = candidates.offered(model, FACTS)
     if not (code := [[*each.code, candidates.compile_line(each, {})] for each in offered if each.name == name]):
         pytest.skip("not offered for this model")
-    model.save(tmp_path / "model.keras")
-    program = [
-        "import sys, keras, numpy as np, models.wavefront; sys.modules['wavefront_lstm'] = models.wavefront",
-        f"model = keras.saving.load_model({str(tmp_path / 'model.keras')!r}); optimizer, loss = 'adam', 'mse'",
-        "rng = np.random.default_rng(0); model.set_weights([rng.uniform(-.7, .7, w.shape) for w in model.get_weights()])",
-        "shapes = [[4, *(size or 6 for size in each.shape[1:])] for each in model.inputs]",
-        "batch = [rng.integers(1, 9, shape).astype('float32') for shape in shapes]",
-        "batch = batch if len(batch) > 1 else batch[0]; before = np.array(model(batch))",
-        *code[0],
-        "after = np.array(model(batch)); assert np.abs(after - before).max() < 1e-5, (before, after)",
-    ]
-    (tmp_path / "lines.py").write_text("\n".join(program))
-    environment = {"PYTHONPATH": str(PROJECT), "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "PATH": ""}
-    done = subprocess.run([sys.executable, tmp_path / "lines.py"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    write_lines(model, code[0], tmp_path)
 
 
 @pytest.mark.slow
@@ -451,10 +456,8 @@ def with_ours(**given):
     return model
 
 
-def test_of_a_model_with_the_layer_itself_keras_own_is_tried(tensorflow_runtime, monkeypatch):
+def test_of_a_model_with_the_layer_itself_keras_own_is_tried(tensorflow_runtime, tmp_path):
     """By the candidate and by the lines to write: the same outputs, with Dropout between the layers."""
-    import models.wavefront
-
     model = with_ours()
     made = subject(model, tensorflow_runtime)
     expected = made.outputs()
@@ -464,17 +467,15 @@ def test_of_a_model_with_the_layer_itself_keras_own_is_tried(tensorflow_runtime,
     copy = with_ours()
     copy.set_weights(model.get_weights())
     changed = back.make(copy, FACTS)
-    monkeypatch.setitem(sys.modules, "wavefront_lstm", models.wavefront)
-    names = {"model": model, "keras": keras}
-    exec("\n".join(back.code), names)
-    for new in (changed, names["model"]):
-        kinds = [type(layer).__name__ for layer in new.layers]
-        assert kinds == ["Masking", *["LSTM", "Dropout"] * 2, "LSTM", "Dense", "Bidirectional", "Dense"]
-        assert {layer.rate for layer in new.layers if isinstance(layer, keras.layers.Dropout)} == {0.25}
-        new.compile("sgd", "mse", jit_compile=False)
-        assert difference(Subject(new, made.batches, tensorflow_runtime).outputs(), expected, None) <= child.limit(
-            "fp32"
-        )
+    kinds = [type(layer).__name__ for layer in changed.layers]
+    assert kinds == ["Masking", *["LSTM", "Dropout"] * 2, "LSTM", "Dense", "Bidirectional", "Dense"]
+    assert {layer.rate for layer in changed.layers if isinstance(layer, keras.layers.Dropout)} == {0.25}
+    changed.compile("sgd", "mse", jit_compile=False)
+    assert difference(Subject(changed, made.batches, tensorflow_runtime).outputs(), expected, None) <= child.limit(
+        "fp32"
+    )
+    same = "assert [type(layer).__name__ for layer in model.layers] == "
+    write_lines(model, [*back.code, candidates.compile_line(back, {}), f"{same}{kinds!r}"], tmp_path)
 
 
 def test_of_a_layer_that_has_no_counterpart_in_keras_it_is_said():
