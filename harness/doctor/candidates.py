@@ -198,9 +198,9 @@ def _back(model, facts):
         if not isinstance(layer, WavefrontLSTM):
             chain.append(layer)
             continue
-        lowest, *others = convert.to_keras_layers(layer)
-        gaps = [[keras.layers.Dropout(layer.dropout)] * bool(layer.dropout) for _ in others]
-        chain += [lowest, *(each for gap, other in zip(gaps, others, strict=True) for each in (*gap, other))]
+        for place, new in enumerate(convert.to_keras_layers(layer)):
+            chain += [keras.layers.Dropout(layer.dropout)] if place and layer.dropout else []
+            chain.append(new)
     return keras.Sequential(chain)
 
 

@@ -111,9 +111,9 @@ def slowness(tries: int = TRIES) -> float:
 
 
 def factor(device: str, slowness: float) -> float:
-    """How many times what an `Estimate` says a run is believed to take.
+    """By what an `Estimate` is multiplied on this machine.
 
-    On GPUs once: rows have taken the same on hosts of a slowness of 1.0 and of 1.7.
+    1 on GPUs, where rows took the same on hosts whose slowness was 1.0 and 1.7.
     """
     return slowness if device == "cpu" else 1.0
 

@@ -291,10 +291,12 @@ class Parent:
 
     @functools.cached_property
     def _gpus_of_rows(self) -> dict[str, str]:
-        """Each row that can run, the longest first, goes where the least is to do; {} where a run has one GPU."""
-        expected, loads = estimate.Estimate(self.preset, self.device), dict.fromkeys(self.gpus, 0.0)
-        firsts = {row: self._first(expected, row) for row in self.rows if self.gpus and not self._cannot_run(row)}
-        found = {}
+        """Each row, the longest first, goes where the least is to do; {} where a run has one GPU.
+
+        Rows that cannot run have one too: they may at another point, and when they can, the others stay where they are.
+        """
+        expected, loads, found = estimate.Estimate(self.preset, self.device), dict.fromkeys(self.gpus, 0.0), {}
+        firsts = {row: self._first(expected, row) for row in self.rows if self.gpus}
         for row in sorted(firsts, key=lambda row: -sum(firsts[row])):
             found[row] = min(loads, key=loads.get)
             loads[found[row]] += firsts[row].alone or firsts[row].shared

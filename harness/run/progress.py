@@ -59,7 +59,7 @@ class Progress:
         self._show()
 
     def ends(self, seconds: float, processes: int = 1, others_s: float = 0.0) -> None:
-        """It has ended, of which so many seconds were expected, and so many of what others have done that go on."""
+        """It has ended. seconds: expected of it; others_s: expected of what others have done, which have not ended."""
         self._done_s, self._done, self._others_s = self._done_s + seconds, self._done + processes, others_s
         self._ended = time.monotonic()
         self._show()
@@ -68,9 +68,9 @@ class Progress:
         """Seconds that are left, going by how long what is done took against what was expected of it."""
         took = self._ended - self._began
         done_s = self._done_s + self._others_s
-        factor = (took + self._slowness * BELIEF_S) / (done_s + BELIEF_S)
+        slower = (took + self._slowness * BELIEF_S) / (done_s + BELIEF_S)
         running = time.monotonic() - self._ended
-        return max(0.0, factor * (self._total_s - done_s) - running)
+        return max(0.0, slower * (self._total_s - done_s) - running)
 
     def _show(self) -> None:
         place = f"{self._done}/{self._total} {' '.join(filter(None, [self._title, self._text]))}"

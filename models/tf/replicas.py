@@ -1,6 +1,6 @@
 """The language model on several devices, in TensorFlow: as a user of tf.distribute has it, and one compiled step per device.
 
-    StrategyModel   variables and optimizer of a tf.distribute.Strategy, the step in its `run`
+    StrategyModel   variables and optimizer of a tf.distribute.Strategy, the step in its `run`; what is compiled, on each device
     BucketModel     the model of a single device on this process' only one; collectives inside the step add up its gradients, the
                     small ones in one flat tensor: on a GPU the whole step, NCCL included, is one XLA program
 

@@ -113,7 +113,8 @@ def test_long_rows_are_on_different_gpus_and_the_plan_says_how_many_run_side_by_
     rows = "--rows=first,second,third,raises,one_way"
     parent = RowsInTurn(stub.module.BENCHMARK, stub.arguments("--full", "--gpus=2", rows, *at_once, device="gpu"))
     on = {row: parent._gpu_of(row) for row in parent.rows}
-    assert on["first"] == "GPU-a" and on["third"] == on["raises"] == "GPU-b" and on["one_way"] is None
+    assert on["first"] == "GPU-a" and on["third"] == on["raises"] == "GPU-b"
+    assert on["one_way"] in ("GPU-a", "GPU-b"), "which may run at another point of a sweep"
     plan = parent.plan()
     assert (plan["at_once"], plan["gpus"]) == (4 if gpus == 2 else 1, gpus), "no more than rows that can run"
     first, processes = parent._expected([*plan["rows"]])
