@@ -220,7 +220,11 @@ class LanguageModel(trial.LanguageModelTrial):
         """Name of the GPU kernel that is the softmax of a training step; "" where XLA or TensorFlow makes its own."""
         if not self.fused_loss:
             return ""
-        return softmax.KERNEL if self.head.runs_kernel(self.batches[0][0].shape.num_elements()) else ""
+        return softmax.KERNEL if self.head.runs_kernel(self._words_of_a_step()) else ""
+
+    def _words_of_a_step(self) -> int:
+        """Of one device."""
+        return self.batches[0][0].shape.num_elements()
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

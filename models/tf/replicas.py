@@ -123,6 +123,9 @@ class StrategyModel(_OfStrategy, LanguageModel):
             for ids in (tokens, targets)
         )
 
+    def _words_of_a_step(self):
+        return self._local(self.batches[0][0])[0].shape.num_elements()
+
     def trace(self, mode):
         """Nothing is traced ahead: strategies trace at the first call."""
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from models import rows
 from models.tf import replicas
+from models.wavefront import softmax
 
 
 def bare(rank=0, size=1, **attributes):
@@ -55,6 +56,16 @@ def test_collectives_of_one_program_come_in_order():
     assert sums == [[], ["sum_0"], ["sum_0", "sum_1"], ["sum_0", "sum_1", "sum_2"]]
     for own, total in zip(parts, tf.function(step, jit_compile=True)(*parts), strict=True):
         np.testing.assert_array_equal(own, total)
+
+
+def test_the_softmax_kernel_is_asked_for_by_the_words_of_one_device():
+    """Of the batch that a strategy deals out, which has no shape of its own."""
+    model, asked = object.__new__(replicas.StrategyModel), []
+    of_each = SimpleNamespace(values=(tf.zeros([2, 3], tf.int64), tf.zeros([2, 3], tf.int64)))
+    model.strategy = SimpleNamespace(experimental_local_results=lambda value: value.values)
+    model.fused_loss, model.batches = True, [(of_each, of_each)]
+    model.head = SimpleNamespace(runs_kernel=lambda rows: asked.append(rows) or True)
+    assert (model.softmax_kernel, asked) == (softmax.KERNEL, [6])
 
 
 TOKENS = [[4, 1, 4], [1, 0, 5]]  # of two replicas, which have a word in common
