@@ -133,7 +133,8 @@ def _first_of(record: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print, for the table, what rows took in these runs, and how slow the machine was at the start of each; the exit status."""
+    """Print, for the table, what rows took in these runs, a sweep's in the mean of its points, and how slow the machine was at
+    the start of each; the exit status."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         if not runs:
@@ -150,7 +151,7 @@ def main(runs: Sequence[str]) -> int:
             rows.setdefault(record["row"], []).append(_first_of(record))
     for rows in found.values():
         for row, seconds in rows.items():
-            whole, alone = (round(statistics.median(part), 1) for part in zip(*seconds, strict=True))
+            whole, alone = (round(statistics.fmean(part), 1) for part in zip(*seconds, strict=True))
             rows[row] = [whole, alone] if alone else whole
     print(json.dumps({"slowness": slow, **found}, indent=1))
     return 0

@@ -3,17 +3,17 @@
 "persistent" where all of this holds, else "xla":
 
 - The kernels take it: a GPU of compute capability 8.0 or later, no layer normalisation, float16, bfloat16 or float32, sizes
-  that are known when the function is traced, tilings of both passes that fit with the whole batch (persistent.planned), and
-  an NVRTC that compiles it.
+  that are known when the function is traced, tilings of both passes that fit with half of the batch at least
+  (persistent.planned), and an NVRTC that compiles it.
 - They may run here: on a GPU (neither the call's device nor that of the weights is a CPU), the only logical one of its card,
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
 
-In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) "persistent" is the faster
-one, so no time is estimated here. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes. Two
-directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes. Batches in slices have none
-either.
+In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) and the batch fits whole,
+"persistent" is the faster one, so no time is estimated here. So it is in two slices (3 layers of 1,024 units at batch 128, by a
+fifth); in four (2,048 units) "xla" is. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes.
+Two directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.
@@ -28,8 +28,10 @@ import tensorflow as tf
 
 from . import nvrtc, persistent
 from .stack import LayerWeights
+from .tiling import parts
 
 LOGGER = logging.getLogger("wavefront_lstm")
+MOST_SLICES = 2  # of a batch, in which the kernels are known to be the faster ones
 
 
 def chosen(
@@ -58,7 +60,7 @@ def chosen(
         if where := _elsewhere(devices):
             return "xla", where
         work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
-        if work.batch < x.shape[1]:
+        if parts(x.shape[1], work.batch) > MOST_SLICES:
             return "xla", f"the kernels have place for {work.batch} of {x.shape[1]} sequences at a time"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
