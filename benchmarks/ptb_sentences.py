@@ -55,6 +55,8 @@ MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that f
 # fmt: on
 
 WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths)
+    "keras": ("all batches padded to the longest one's steps, with a mask", True, True),
+    "keras_cudnn": ("all batches padded to the longest one's steps, with a mask", True, True),
     "padded": ("all batches padded to the longest one's steps", True, False),
     "lengths": ("all batches padded to the longest one's steps, with sequence_lengths", True, True),
     "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
@@ -68,8 +70,11 @@ WAYS = {  # row → (what it is, padded to the longest sentence of all, the stac
         True,
         True,
     ),
+    "torch_packed": ("the words of each batch packed, without a step of padding", False, True),
 }
+PACKED = "torch_packed"
 WAVEFRONT = ("wavefront", "wavefront_persistent")
+KERAS = {"keras": False, "keras_cudnn": True}  # row → use_cudnn
 
 
 def expected_ops(c):
@@ -82,12 +87,16 @@ def expected_ops(c):
 def of_way(row):
     """The row of a way to pad."""
     what = WAYS[row][0]
-    if row not in WAVEFRONT:
+    if row == PACKED:
+        found = Row.of(rows.LANGUAGE_MODEL["torch_lstm"], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
+        return found._replace(what=f"PyTorch: nn.LSTM, {what}")
+    if row not in rows.LANGUAGE_MODEL:
         return Row(
             f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
         )
     found = Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
-    return found._replace(what=f"WavefrontLSTM, {what}")
+    layer = f"keras.layers.LSTM(use_cudnn={KERAS[row]})" if row in KERAS else "WavefrontLSTM"
+    return found._replace(what=f"{layer}, {what}")
 
 
 ROWS_TABLE = {row: of_way(row) for row in WAYS}
@@ -135,31 +144,51 @@ def reference(c, text):
 
 def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
+    weights, states, batches = start(c, measurement.data)
+    build = in_pytorch if row == PACKED else in_tensorflow
+    model = build(row, c, measurement, (weights, states, batches))
+    words = [int(lengths.sum()) for _, _, lengths in batches]
+    mean = round(sum(words) / len(words))
+    of_step = 3 * flops.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
+    return measurement.steps(model, {"train": of_step}, words, "words/s")
+
+
+def in_tensorflow(row, c, measurement, start):
     import keras
 
     from models.tf.cudnn_stack import CudnnStack
+    from models.tf.keras_lstm import KerasLSTM
     from models.tf.language_model import COMPUTE_DTYPE
     from models.tf.sentence_model import SentenceModel
     from models.tf.wavefront_stack import PersistentWavefrontStack, WavefrontStack
 
     _, to_longest, give_lengths = WAYS[row]
-    weights, states, batches = start(c, measurement.data)
+    weights, _, batches = start
     dtype = COMPUTE_DTYPE[measurement.precision]
     if row in WAVEFRONT:
         kind = PersistentWavefrontStack if row == "wavefront_persistent" else WavefrontStack
         stack = kind(weights, c.NUM_LAYERS, dtype)
+    elif row in KERAS:
+        stack = KerasLSTM(weights, c.NUM_LAYERS, dtype, use_cudnn=KERAS[row])
     else:
         stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
     longest = max(tokens.shape[1] for tokens, _, _ in batches)
-    model = SentenceModel(
-        stack, weights, states, batches, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
+    return SentenceModel(
+        stack, *start, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
         loss_scale=c.LOSS_SCALE, give_lengths=give_lengths, jit_compile=row in WAVEFRONT,
         pad=lambda steps: longest if to_longest else -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS,
     )  # fmt: skip
-    words = [int(lengths.sum()) for _, _, lengths in batches]
-    mean = round(sum(words) / len(words))
-    of_step = 3 * flops.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
-    return measurement.steps(model, {"train": of_step}, words, "words/s")
+
+
+def in_pytorch(row, c, measurement, start):
+    from models.pytorch.language_model import COMPUTE_DTYPE
+    from models.pytorch.sentence_model import TorchSentenceModel
+    from models.pytorch.stacks import LSTMStack
+
+    dtype, device = COMPUTE_DTYPE[measurement.precision], measurement.runtime.device_name
+    stack = LSTMStack(start[0], c.NUM_LAYERS, dtype, device)
+    optimizer = ("SGD", c.LEARNING_RATE)
+    return TorchSentenceModel(stack, *start, optimizer, clip_norm=c.CLIP_NORM, loss_scale=c.LOSS_SCALE)
 
 
 LAYOUT = {
@@ -170,6 +199,7 @@ LAYOUT = {
     "tables": [
         {"title": "Training speed", "mode": "train", "device": None, "plot": "throughput.value",
          "columns": [["words/s", "throughput.value", ",.0f"], ["against padded", "throughput.value", "speedup:padded"],
+                     ["against the fastest peer", "throughput.value", "speedup:fastest peer"],
                      ["ms per batch", "step_ms", "median_range"],
                      ["one step, p50 (ms)", "one_step.p50_ms", ".3f"], ["one step, p99 (ms)", "one_step.p99_ms", ".3f"],
                      ["J per batch", "joules.batch", ".3g"], ["GPU utilisation (%)", "gpu_utilisation", ".0f"],
@@ -179,12 +209,13 @@ LAYOUT = {
     ],
     "footnotes": [
         "The same sentences in the same batches in every row. A stack that is not given the lengths computes the padding; the "
-        "softmax computes it in every row; neither enters the loss.",
+        "softmax computes it in every row but torch_packed; neither enters the loss.",
         "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
-        "either way. So does WavefrontLSTM: a step past a sentence's end takes the time of any other.",
+        "either way. So do the loops of keras and wavefront; the kernels of wavefront_persistent end with the longest "
+        "sentence of a group of a batch's.",
         "The first call of bucketed traces one of its numbers of steps; the others are traced in the warm-up.",
     ],
-    "headline": {"table": 0, "columns": ["words/s", "against padded", "ms per batch"]},
+    "headline": {"table": 0, "columns": ["words/s", "against padded", "against the fastest peer", "ms per batch"]},
 }  # fmt: skip
 
 BENCHMARK = Benchmark(

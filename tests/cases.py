@@ -92,13 +92,8 @@ def build_language_model(made: rows.Row, precision: str, ptb: bool, **options):
     return made.build(*language_model_start(), optimizer, precision=precision, **settings | options)
 
 
-def sentence_model(use_cudnn: bool, give_lengths: bool):
-    """A row of ptb_sentences.py, padded by five steps, and its reference."""
-    import keras
-
-    from models.tf.cudnn_stack import CudnnStack
-    from models.tf.sentence_model import SentenceModel
-
+def sentences():
+    """Weights, states and batches of rows of ptb_sentences.py, and their reference."""
     start, states, _ = language_model_start()
     rng = np.random.default_rng(6)
     lengths = rng.integers(1, STEPS + 1, (BATCHES, BATCH)).astype(np.int32)
@@ -108,12 +103,24 @@ def sentence_model(use_cudnn: bool, give_lengths: bool):
     pairs = [(np.where(i, w[0], 0), np.where(i, w[1], -1)) for i, w in zip(inside, words, strict=True)]
     found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), start, states, pairs, False)
     outputs = {name: expected.without_padding(found["outputs"][name], lengths[0]) for name in ("hidden", "logits")}
+    batches = [(*pair, own) for pair, own in zip(pairs, lengths, strict=True)]
+    return (start, states, batches), found | {"outputs": found["outputs"] | outputs}
+
+
+def sentence_model(use_cudnn: bool, give_lengths: bool, of_keras: bool = False):
+    """A row of ptb_sentences.py in TensorFlow, padded by five steps, and its reference."""
+    import keras
+
+    from models.tf.cudnn_stack import CudnnStack
+    from models.tf.keras_lstm import KerasLSTM
+    from models.tf.sentence_model import SentenceModel
+
+    start, reference = sentences()
     trial = SentenceModel(
-        CudnnStack(start, LAYERS, use_cudnn=use_cudnn), start, states,
-        [(*pair, own) for pair, own in zip(pairs, lengths, strict=True)], keras.optimizers.SGD(1.0),
+        (KerasLSTM if of_keras else CudnnStack)(start[0], LAYERS, use_cudnn=use_cudnn), *start, keras.optimizers.SGD(1.0),
         clip_norm=CLIP_NORM, pad=lambda longest: longest + 5, give_lengths=give_lengths,
     )  # fmt: skip
-    return trial, found | {"outputs": found["outputs"] | outputs}
+    return trial, reference
 
 
 def kernel_of(row: str) -> Kernel:

@@ -86,11 +86,13 @@ def test_ptb_row_computes_what_the_reference_does(gpu_runtime, row, precision):
     assert proof.record()["ok"], proof.record()["reason"]
 
 
-@pytest.mark.parametrize("give_lengths", [False, True])
-def test_sentences_of_their_own_lengths_are_proven(gpu_runtime, give_lengths):
+@pytest.mark.parametrize(
+    ("row", "give_lengths"), [("cudnn_stack", False), ("cudnn_stack", True), ("keras", True), ("keras_cudnn", True)]
+)
+def test_sentences_of_their_own_lengths_are_proven(gpu_runtime, row, give_lengths):
     cases.execute_in("fp32")
-    trial, reference = cases.sentence_model(use_cudnn=True, give_lengths=give_lengths)
-    proof = cases.prove(trial, "train", "fp32", reference, cases.kernel_of("cudnn_stack"), gpu_runtime)
+    trial, reference = cases.sentence_model(row != "keras", give_lengths, row.startswith("keras"))
+    proof = cases.prove(trial, "train", "fp32", reference, cases.kernel_of(row), gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 

@@ -77,6 +77,14 @@ def test_ptb_row_computes_what_the_reference_does(row, precision):
 
 
 @pytest.mark.parametrize("precision", rows.PRECISIONS)
+def test_packed_sentences_are_proven(precision):
+    runtime = torch_cases.make_runtime("gpu", precision)
+    trial, reference = torch_cases.sentence_model(precision, "cuda:0")
+    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of("torch_lstm", "gpu"), runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+@pytest.mark.parametrize("precision", rows.PRECISIONS)
 @pytest.mark.parametrize("row", ROWS)
 def test_classifier_computes_what_the_reference_does_by_the_kernels_it_names(row, precision):
     runtime = torch_cases.make_runtime("gpu", precision)

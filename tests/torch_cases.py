@@ -21,6 +21,17 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     return cases.build_language_model(rows.PYTORCH[row], precision, ptb, device=device, **options)
 
 
+def sentence_model(precision: str, device: str = "cpu"):
+    """The row torch_packed of ptb_sentences.py, and its reference."""
+    from models.pytorch.language_model import COMPUTE_DTYPE
+    from models.pytorch.sentence_model import TorchSentenceModel
+    from models.pytorch.stacks import LSTMStack
+
+    start, reference = cases.sentences()
+    stack = LSTMStack(start[0], cases.LAYERS, COMPUTE_DTYPE[precision], device)
+    return TorchSentenceModel(stack, *start, ("SGD", 1.0), clip_norm=cases.CLIP_NORM), reference
+
+
 def kernel_of(row: str, device: str) -> Kernel:
     """What the row's name promises to run on "cpu" or "gpu"."""
     return Kernel(**rows.PYTORCH[row].expected_ops(cases.LAYERS, cases.STEPS, device))

@@ -209,11 +209,15 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         """(loss, logits [time, batch, vocabulary]); softmax and loss in float32 at least."""
         if training and self.has_dropout:
             hidden = self._dropout(hidden)
-        logits = torch.addmm(bias, hidden.flatten(0, 1), kernel)
+        logits = torch.addmm(bias, hidden.flatten(0, -2), kernel)
         wide = logits.float() if self._half else logits
         total = functional.cross_entropy(wide, targets.flatten(), reduction="sum")
-        count = targets.shape[1] if self.reduction == "sum_over_time" else targets.numel()
+        count = self._sequences(targets) if self.reduction == "sum_over_time" else targets.numel()
         return total / count, logits.unflatten(0, targets.shape)
+
+    def _sequences(self, targets: Tensor) -> int:
+        """How many a batch has."""
+        return targets.shape[1]
 
     def _loss(self, tokens, targets, states, training):
         """(loss, hidden, logits, final states)."""

@@ -5,6 +5,7 @@ get_config, so a model that was saved and loaded again has lost the choice.
 """
 
 import keras
+import tensorflow as tf
 
 from models.tf.stack import POLICIES, Stack
 from models.weights import layouts
@@ -19,6 +20,7 @@ class KerasLSTM(Stack):
 
     to_layout = staticmethod(layouts.to_keras)
     from_layout = staticmethod(layouts.from_keras)
+    ends_in_zeros = False  # Keras' loop gives the last output again, cuDNN zeros
 
     def __init__(self, weights, num_layers, dtype="float32", use_cudnn=False):
         self.num_layers, self.dtype = num_layers, dtype
@@ -35,11 +37,14 @@ class KerasLSTM(Stack):
             self.layers.append(lstm)
         self.variables = [variable for lstm in self.layers for variable in lstm.trainable_variables]
 
-    def __call__(self, inputs, states, dropout, training):
-        outputs, finals = inputs, []
+    def __call__(self, inputs, states, dropout, training, sequence_lengths=None):
+        """As in Stack. sequence_lengths: models.cudnn.checks.Lengths, of which Keras is given a mask, or None."""
+        outputs, finals, mask = inputs, [], None
+        if sequence_lengths is not None:
+            mask = tf.sequence_mask(sequence_lengths.on_device, inputs.shape[1])
         for layer, (lstm, state) in enumerate(zip(self.layers, states, strict=True)):
             if dropout and layer:
                 outputs = dropout(outputs)
-            outputs, h, c = lstm(outputs, initial_state=list(state), training=training)
+            outputs, h, c = lstm(outputs, mask=mask, initial_state=list(state), training=training)
             finals.append((h, c))
         return outputs, finals

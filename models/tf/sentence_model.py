@@ -20,7 +20,7 @@ class SentenceModel(LanguageModel):
 
     Args:
         pad: steps of a batch's longest sentence → steps that the batch is padded to.
-        give_lengths: whether the stack, a time-major one, is given the lengths.
+        give_lengths: whether the stack is given the lengths.
         arguments, options: of LanguageModel; the reduction is "sum_over_time".
     """
 
@@ -44,12 +44,13 @@ class SentenceModel(LanguageModel):
     def outputs(self) -> dict[str, np.ndarray]:
         """As LanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end.
 
-        A stack that is given the lengths has to give these zeros itself.
+        A stack that is given the lengths has to give these zeros itself, unless it says that it does not.
         """
         lengths = self.batches[0][0][1].on_host.numpy()
         found = super().outputs()
         hidden = found["hidden"][:, : lengths.max()]
-        hidden = hidden if self.give_lengths else without_padding(hidden, lengths)
+        zeros = self.give_lengths and self.stack.ends_in_zeros
+        hidden = hidden if zeros else without_padding(hidden, lengths)
         return found | {"hidden": hidden, "logits": without_padding(found["logits"], lengths)}
 
     def _network(self, tokens, states, training, stack_dropout=True):

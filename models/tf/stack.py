@@ -30,6 +30,7 @@ class Stack:
     """
 
     time_major = False  # whether inputs and outputs are [time, batch, features]
+    ends_in_zeros = True  # whether outputs after a sequence's end are 0, in a call that is given `sequence_lengths`
     own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
 
     to_layout: Callable = staticmethod(layouts.to_block)  # canonical → one layer's arrays, as in `variables`

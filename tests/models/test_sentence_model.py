@@ -10,6 +10,7 @@ from models.cudnn.checks import Lengths
 from models.reference import expected
 from models.reference.networks import SGD, LanguageModel
 from models.tf.cudnn_stack import CudnnStack
+from models.tf.keras_lstm import KerasLSTM
 from models.tf.sentence_model import SentenceModel
 from models.tf.wavefront_stack import WavefrontStack
 from models.weights import canonical
@@ -95,6 +96,18 @@ def test_the_wavefront_that_is_given_the_lengths_passes_the_proof(reference, ten
         pad=lambda longest: 9, give_lengths=True,
     )  # fmt: skip
     kernel = Kernel(**rows.LANGUAGE_MODEL["wavefront"].expected_ops(LAYERS, 9, "cpu"))
+    proof = cases.prove(model, "train", "fp32", reference, kernel, tensorflow_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+def test_keras_with_a_mask_passes_the_proof(reference, tensorflow_runtime):
+    """Its loop gives the last output again after a sentence's end, which is no mistake."""
+    stack = KerasLSTM(WEIGHTS, LAYERS)
+    model = SentenceModel(
+        stack, WEIGHTS, STATES, BATCHES, keras.optimizers.SGD(1.0), clip_norm=CLIP_NORM,
+        pad=lambda longest: 9, give_lengths=True,
+    )  # fmt: skip
+    kernel = Kernel(**rows.LANGUAGE_MODEL["keras"].expected_ops(LAYERS, 9, "cpu"))
     proof = cases.prove(model, "train", "fp32", reference, kernel, tensorflow_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 

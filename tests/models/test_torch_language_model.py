@@ -12,6 +12,7 @@ import torch
 from harness.record.machine import PROJECT
 from models import rows
 from models.pytorch.language_model import COMPUTE_DTYPE
+from models.pytorch.sentence_model import TorchSentenceModel
 from models.reference import networks
 from tests import cases, torch_cases
 from tests.comparing import error
@@ -63,6 +64,28 @@ def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision):
     for label, failed in ((precision, []), ("fp32", ["outputs", "precision", "gradients"])):
         proof = cases.prove(trial, "train", label, reference, torch_cases.kernel_of(row, "cpu"), runtime)
         assert set(failed) <= set(proof.record()["failed"]) and proof.record()["ok"] == (label == precision), label
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_packed_sentences_pass_their_proof(precision):
+    runtime = torch_cases.make_runtime("cpu", precision)
+    trial, reference = torch_cases.sentence_model(precision)
+    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of("torch_lstm", "cpu"), runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
+def test_packed_sentences_that_end_a_word_early_fail_their_proof(monkeypatch):
+    runtime = torch_cases.make_runtime("cpu", "fp32")
+    whole = TorchSentenceModel.stage
+
+    def short(self, tokens, targets, lengths):
+        made = hasattr(self, "batches")  # then these lengths are the short ones
+        return whole(self, tokens, targets, lengths if made else np.maximum(lengths - 1, 1))
+
+    monkeypatch.setattr(TorchSentenceModel, "stage", short)
+    trial, reference = torch_cases.sentence_model("fp32")
+    proof = cases.prove(trial, "train", "fp32", reference, torch_cases.kernel_of("torch_lstm", "cpu"), runtime)
+    assert {"outputs", "loss", "gradients"} <= set(proof.record()["failed"])
 
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])

@@ -1,0 +1,65 @@
+"""The language model on sentences of their own lengths, in PyTorch, without a step of padding: their words are packed.
+
+A batch is packed once, when it is put on the device, as a loader's collate function does it: embedding, softmax and loss see the
+words alone, and nn.LSTM stops each sentence at its end. The counterpart of models/tf/sentence_model.py.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from models.pytorch.language_model import TorchLanguageModel
+from models.reference.networks import IGNORED
+
+
+class TorchSentenceModel(TorchLanguageModel):
+    """A TorchLanguageModel around nn.LSTM whose batches are (tokens, targets, lengths) of NumPy arrays [batch, longest] twice and
+    [batch].
+
+    Staged, a batch is (tokens, targets): a PackedSequence of words [words], and a tensor [words] in the same order.
+
+    Args:
+        arguments, options: of TorchLanguageModel; the reduction is "sum_over_time".
+    """
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, reduction="sum_over_time", **options)
+
+    def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple[PackedSequence, Tensor]:
+        lengths = torch.from_numpy(lengths.astype(np.int64))
+        tokens, targets = (
+            pack_padded_sequence(
+                torch.from_numpy(ids.astype(np.int64)), lengths, batch_first=True, enforce_sorted=False
+            )
+            for ids in (tokens, targets)
+        )
+        return tokens.to(self.device), targets.data.to(self.device)
+
+    def _staged_targets(self, targets):
+        lengths = pad_packed_sequence(self.batches[0][0])[1]
+        return self.stage(targets, targets, lengths.numpy())[1]
+
+    def _words(self, number):
+        tokens, targets = self.batches[number % len(self.batches)]
+        parts = ((tokens.data, 0), (targets, IGNORED))
+        return [self.numpy(self._padded(part, tokens, value)).swapaxes(0, 1) for part, value in parts]
+
+    @staticmethod
+    def _padded(data: Tensor, like: PackedSequence, value: float = 0.0) -> Tensor:
+        """[words, …] as [longest, batch, …]; `value` after each sentence's end."""
+        return pad_packed_sequence(like._replace(data=data), padding_value=value)[0]
+
+    def _hidden(self, tokens, states, training):
+        """(outputs of the stack [words, units], final states)."""
+        inputs = functional.embedding(tokens.data, self.parameters[0]).to(self.dtype)
+        outputs, final_states = self.stack(tokens._replace(data=inputs), states, 0.0, training)
+        return outputs.data, final_states
+
+    def _run_forward(self, batch):
+        loss, *others = super()._run_forward(batch)
+        return loss, *(self._padded(of_words, batch[0]) for of_words in others)
+
+    def _sequences(self, targets):
+        return self.initial_states[0].shape[1]
