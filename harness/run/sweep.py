@@ -2,7 +2,8 @@
 
     centre  the shape in which all axes cross: the config
     point   the centre, or the centre with one of its sizes changed; a config of its own in records: published-units_512
-    row     one process for all of its points one after the other, since starting it takes longer than measuring one of them
+    row     a process for many of its points one after the other, since starting it takes longer than measuring one of them: for
+            all of them, or where more processes have room side by side than there are rows, for a part of them each
 
 A point is proven and timed as any row is, and its record is written when it is measured. One that crashes, or takes longer than
 ROW_LIMIT_S, keeps its place with the reason; another process goes on after it. The axes are those of the layout's "axes"
@@ -68,9 +69,9 @@ class Point:
         return self.parent.constants["CONFIG"]
 
 
-@dataclass
+@dataclass(eq=False)
 class SweptRow:
-    """A row and the points at which it goes on: which process measures it now, and what that one has still to measure."""
+    """A row and points at which it goes on: which process measures it now, and what that one has still to measure."""
 
     name: str
     points: list[Point]
@@ -131,11 +132,13 @@ class Sweep(Parent):
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
-        rows = [SweptRow(row, self._wanted(row)) for row in self.rows]
+        wanted = {row: self._wanted(row) for row in self.rows}
+        parts = self._parts()
+        rows = [SweptRow(row, points[k::parts]) for row, points in wanted.items() for k in range(parts)]
         self._say_if_nothing_is_left([row for row in rows if row.points])
         for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
-        first, expected = self._expected([row.name for row in rows if row.points])
+        first, expected = self._expected([row for row, points in wanted.items() if points])
         with progress.of_script(self.benchmark.name, self.device) as bar:
             every = [(row.name, point) for row in rows for point in row.points]
             left = progress.Left(
@@ -209,6 +212,13 @@ class Sweep(Parent):
 
         jobs = [{"constants": point.parent.constants, **point.parent._job(row.process)} for point in points]
         return processes.Work(self._child("points", row=row.name, points=jobs, watch=watch), ended)
+
+    def _parts(self) -> int:
+        """Of the points of a row, each of which has a process of its own beside the others'."""
+        return max(1, min(self.at_once // max(1, len(self.rows)), len(self.shapes)))
+
+    def _side_by_side(self, rows: int) -> dict[str, int]:
+        return super()._side_by_side(rows * self._parts())
 
     def _wanted(self, row: str) -> list[Point]:
         """The points at which the row is still to be measured; those where it cannot run are recorded as skipped."""

@@ -121,6 +121,23 @@ def test_every_point_is_measured_in_one_process_and_has_its_own_record_and_refer
     assert "| 16 |" in " ".join((stub.out / "stub.md").read_text().split())
 
 
+@pytest.mark.parametrize(
+    ("options", "processes"), [(("--at-once=3",), 1), (("--at-once=4",), 2), (("--at-once=40",), 4)]
+)
+def test_points_of_a_row_are_dealt_out_where_there_is_room_for_more_processes_than_rows(stub, options, processes):
+    """Each part in a process of its own, a crash in one of them in its own place."""
+    assert stub.main("--rows=good,raises", *options) == 1
+    measured = [line.split() for line in stub.starts() if line[0].isdigit()]
+    for row in ("good", "raises"):
+        own = [(pid, f"{units} {batch}") for pid, name, units, batch, _ in measured if name == row]
+        assert sorted(point for _, point in own) == sorted(POINTS), "each once"
+        assert row == "raises" or len({pid for pid, _ in own}) == processes
+    found = {
+        (r["row"], r["config"]["UNITS"], r["config"]["BATCH_SIZE"]): r["status"] for r in records.read_run(stub.out)[0]
+    }
+    assert len(found) == 8 and [key for key, status in found.items() if status != "ok"] == [("raises", 16, 4)]
+
+
 def test_a_size_that_the_user_fixed_is_no_axis_unless_the_axes_are_his_too(stub):
     assert stub.main("--units=3") == 0
     assert set(stub.statuses()) == {"3 4", "3 1"}
