@@ -114,7 +114,7 @@ LAYOUT = {
         "The stack starts from random inputs and from random gradients by its outputs. Its outputs, and its gradients by the "
         "inputs and by all weights, are proven at every point.",
         "Ours are the wavefronts alone: cudnn_stack, which is this suite's too, is cuDNN, and stands with the others.",
-        "A row runs all of its points in one process, one after the other.",
+        "A process runs many points of a row, one after the other.",
     ],
 }
 
