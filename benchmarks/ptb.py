@@ -130,15 +130,17 @@ def run_row(row, c, measurement):
     if "train" in c.FLAGS and c.RANDOM_WORDS:
         raise UserError(f"--train --config={c.CONFIG}: nothing can be learned from random words; name another config")
     measurement.runtime.seed(c.SEED)  # of the dropout masks
+    given = start(c, measurement.data)
     model = IMPLEMENTATIONS[row].build(
-        *start(c, measurement.data), ("SGD", c.LEARNING_RATE), precision=measurement.precision,
+        *given, ("SGD", c.LEARNING_RATE), precision=measurement.precision,
         device=measurement.runtime.device_name, reduction="sum_over_time", clip_norm=c.CLIP_NORM, keep_prob=c.KEEP_PROB,
         carry_states=True, loss_scale=c.LOSS_SCALE,
     )  # fmt: skip
     if "train" in c.FLAGS:
         schedule = schedule_of(c, measurement.data)
         return measurement.training(model, lambda timed: train(c, model, measurement.data, timed), schedule)
-    return measurement.steps(model, flops.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS, "words/s")
+    of_modes, words = flops.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS
+    return measurement.steps(model, of_modes, words, "words/s", batches=given[-1])
 
 
 def schedule_of(c, text):

@@ -54,9 +54,9 @@ MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that f
 # ---------------------------------------------------------------------------
 # fmt: on
 
-WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths)
-    "keras": ("all batches padded to the longest one's steps, with a mask", True, True),
-    "keras_cudnn": ("all batches padded to the longest one's steps, with a mask", True, True),
+WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths), of TensorFlow's rows
+    "keras": ("each batch padded to the next multiple of BUCKET_STEPS, with a mask", False, True),
+    "keras_cudnn": ("each batch padded to the next multiple of BUCKET_STEPS, with a mask", False, True),
     "padded": ("all batches padded to the longest one's steps", True, False),
     "lengths": ("all batches padded to the longest one's steps, with sequence_lengths", True, True),
     "bucketed": ("each batch padded to the next multiple of BUCKET_STEPS", False, False),
@@ -70,7 +70,6 @@ WAYS = {  # row → (what it is, padded to the longest sentence of all, the stac
         True,
         True,
     ),
-    "torch_packed": ("the words of each batch packed, without a step of padding", False, True),
 }
 PACKED = "torch_packed"
 WAVEFRONT = ("wavefront", "wavefront_persistent")
@@ -87,19 +86,25 @@ def expected_ops(c):
 def of_way(row):
     """The row of a way to pad."""
     what = WAYS[row][0]
-    if row == PACKED:
-        found = Row.of(rows.LANGUAGE_MODEL["torch_lstm"], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
-        return found._replace(what=f"PyTorch: nn.LSTM, {what}")
     if row not in rows.LANGUAGE_MODEL:
         return Row(
             f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
         )
-    found = Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
     layer = f"keras.layers.LSTM(use_cudnn={KERAS[row]})" if row in KERAS else "WavefrontLSTM"
-    return found._replace(what=f"{layer}, {what}")
+    return of_language_model(row, f"{layer}, {what}")
 
 
-ROWS_TABLE = {row: of_way(row) for row in WAYS}
+def of_language_model(row, what):
+    """What runs as in that row of the language model's."""
+    found = Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
+    return found._replace(what=what)
+
+
+ROWS_TABLE = {row: of_way(row) for row in WAYS} | {
+    PACKED: of_language_model(
+        "torch_lstm", "PyTorch: nn.LSTM, the words of each batch packed, without a step of padding"
+    )
+}
 
 
 def load(c, location):
@@ -144,16 +149,17 @@ def reference(c, text):
 
 def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
-    weights, states, batches = start(c, measurement.data)
-    build = in_pytorch if row == PACKED else in_tensorflow
-    model = build(row, c, measurement, (weights, states, batches))
+    given = start(c, measurement.data)
+    model = (in_pytorch if row == PACKED else in_tensorflow)(row, c, measurement, given)
+    batches = given[-1]
     words = [int(lengths.sum()) for _, _, lengths in batches]
     mean = round(sum(words) / len(words))
     of_step = 3 * flops.language_model_flops(mean, c.VOCABULARY, c.UNITS, c.UNITS, c.NUM_LAYERS)
-    return measurement.steps(model, {"train": of_step}, words, "words/s")
+    return measurement.steps(model, {"train": of_step}, words, "words/s", batches=batches)
 
 
-def in_tensorflow(row, c, measurement, start):
+def in_tensorflow(row, c, measurement, given):
+    """given: weights, states and batches, as the next one's."""
     import keras
 
     from models.tf.cudnn_stack import CudnnStack
@@ -163,7 +169,7 @@ def in_tensorflow(row, c, measurement, start):
     from models.tf.wavefront_stack import PersistentWavefrontStack, WavefrontStack
 
     _, to_longest, give_lengths = WAYS[row]
-    weights, _, batches = start
+    weights, _, batches = given
     dtype = COMPUTE_DTYPE[measurement.precision]
     if row in WAVEFRONT:
         kind = PersistentWavefrontStack if row == "wavefront_persistent" else WavefrontStack
@@ -174,21 +180,20 @@ def in_tensorflow(row, c, measurement, start):
         stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
     longest = max(tokens.shape[1] for tokens, _, _ in batches)
     return SentenceModel(
-        stack, *start, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
+        stack, *given, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
         loss_scale=c.LOSS_SCALE, give_lengths=give_lengths, jit_compile=row in WAVEFRONT,
         pad=lambda steps: longest if to_longest else -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS,
     )  # fmt: skip
 
 
-def in_pytorch(row, c, measurement, start):
+def in_pytorch(row, c, measurement, given):
     from models.pytorch.language_model import COMPUTE_DTYPE
     from models.pytorch.sentence_model import TorchSentenceModel
     from models.pytorch.stacks import LSTMStack
 
     dtype, device = COMPUTE_DTYPE[measurement.precision], measurement.runtime.device_name
-    stack = LSTMStack(start[0], c.NUM_LAYERS, dtype, device)
-    optimizer = ("SGD", c.LEARNING_RATE)
-    return TorchSentenceModel(stack, *start, optimizer, clip_norm=c.CLIP_NORM, loss_scale=c.LOSS_SCALE)
+    stack, optimizer = LSTMStack(given[0], c.NUM_LAYERS, dtype, device), ("SGD", c.LEARNING_RATE)
+    return TorchSentenceModel(stack, *given, optimizer, clip_norm=c.CLIP_NORM, loss_scale=c.LOSS_SCALE)
 
 
 LAYOUT = {
@@ -211,9 +216,9 @@ LAYOUT = {
         "The same sentences in the same batches in every row. A stack that is not given the lengths computes the padding; the "
         "softmax computes it in every row but torch_packed; neither enters the loss.",
         "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
-        "either way. So do the loops of keras and wavefront; the kernels of wavefront_persistent end with the longest "
-        "sentence of a group of a batch's.",
-        "The first call of bucketed traces one of its numbers of steps; the others are traced in the warm-up.",
+        "either way. So do the loops of keras and wavefront; cuDNN, where it is given a mask or the lengths, ends where a "
+        "sentence does, and the kernels of wavefront_persistent with the longest sentence of some.",
+        "The first call of keras, keras_cudnn and bucketed traces one number of steps; the others are traced in the warm-up.",
     ],
     "headline": {"table": 0, "columns": ["words/s", "against padded", "against the fastest peer", "ms per batch"]},
 }  # fmt: skip

@@ -92,11 +92,13 @@ def reference(c, text):
 
 def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
+    given = start(c, measurement.data)
     model = rows.LANGUAGE_MODEL[row].build(
-        *start(c, measurement.data), ("Adam", c.LEARNING_RATE), precision=measurement.precision,
+        *given, ("Adam", c.LEARNING_RATE), precision=measurement.precision,
         device=measurement.runtime.device_name, loss_scale=c.LOSS_SCALE,
     )  # fmt: skip
-    return measurement.steps(model, flops.flops_of_modes(c, c.EMBEDDING), c.BATCH_SIZE, "sequences/s")
+    of_modes = flops.flops_of_modes(c, c.EMBEDDING)
+    return measurement.steps(model, of_modes, c.BATCH_SIZE, "sequences/s", batches=given[-1])
 
 
 def published(c, row, mode, device):

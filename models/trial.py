@@ -12,6 +12,7 @@ import numpy as np
 
 from models.reference import dropout, expected
 from models.reference.expected import SHOWN, upstream
+from models.reference.networks import IGNORED
 
 
 def arrays_of(stack: Any, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -222,6 +223,23 @@ class LanguageModelTrial(Trial):
         """Tokens and targets [batch, time] of a batch."""
         tokens, targets = self.batches[number % len(self.batches)]
         return [self._batch_major(self.numpy(ids)) for ids in (flat(tokens)[0], targets)]
+
+    def require_words(self, batches: Sequence[tuple]) -> None:
+        """ValueError where a staged batch has other words than its own of these: (tokens, targets, …), NumPy arrays [batch, time].
+
+        It may be padded further, by tokens of 0 and targets of IGNORED.
+        """
+        if len(batches) != len(self.batches):
+            raise ValueError(f"{len(self.batches)} batches staged, {len(batches)} given")
+        for number, given in enumerate(batches):
+            for name, staged, wanted, padding in zip(
+                ("tokens", "targets"), self._words(number), given, (0, IGNORED), strict=False
+            ):
+                further = staged.shape[1] - wanted.shape[1]
+                if further >= 0:
+                    wanted = np.pad(wanted, ((0, 0), (0, further)), constant_values=padding)
+                if not np.array_equal(staged, wanted):
+                    raise ValueError(f"batch {number + 1}: the row has other {name} than the script gave it")
 
     def gradients_elsewhere(self, bias: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
         """What `first_gradients` gives from another head, dense_0's kernel 0 and this bias, on other targets [batch, time]."""

@@ -107,8 +107,8 @@ def sentences():
     return (start, states, batches), found | {"outputs": found["outputs"] | outputs}
 
 
-def sentence_model(use_cudnn: bool, give_lengths: bool, of_keras: bool = False):
-    """A row of ptb_sentences.py in TensorFlow, padded by five steps, and its reference."""
+def sentence_model(row: str, use_cudnn: bool, give_lengths: bool):
+    """A row of ptb_sentences.py in TensorFlow, "cudnn_stack" or Keras', padded by five steps, and its reference."""
     import keras
 
     from models.tf.cudnn_stack import CudnnStack
@@ -116,8 +116,9 @@ def sentence_model(use_cudnn: bool, give_lengths: bool, of_keras: bool = False):
     from models.tf.sentence_model import SentenceModel
 
     start, reference = sentences()
+    stack = (CudnnStack if row == "cudnn_stack" else KerasLSTM)(start[0], LAYERS, use_cudnn=use_cudnn)
     trial = SentenceModel(
-        (KerasLSTM if of_keras else CudnnStack)(start[0], LAYERS, use_cudnn=use_cudnn), *start, keras.optimizers.SGD(1.0),
+        stack, *start, keras.optimizers.SGD(1.0),
         clip_norm=CLIP_NORM, pad=lambda longest: longest + 5, give_lengths=give_lengths,
     )  # fmt: skip
     return trial, reference

@@ -31,6 +31,7 @@ class StepMeasurement(RowProcess):
         items_per_batch: int | Sequence[int],
         unit: str,
         details: bool = True,
+        batches: Sequence[tuple] = (),
     ) -> dict[str, dict]:
         """Prove and time a trial step by step.
 
@@ -44,10 +45,17 @@ class StepMeasurement(RowProcess):
                 batches differ.
             details: whether to time single steps too (harness.measure.latency.STEPS), and to sample a GPU's utilisation by
                 training steps, for UTILISATION_S.
+            batches: the script's of a language model, which every staged one has to hold: the reference's curve is of the first
+                few alone, and later steps are held to what the trial itself has staged.
 
         Returns:
             one part per mode for harness.record.schema.merge_process; a part whose proof failed has no times.
+
+        Raises:
+            ValueError: a staged batch does not hold the words of its own of `batches`.
         """
+        if batches:
+            trial.require_words(batches)
         # Before anything is timed, what the modes' first batches run: TensorFlow numbers what it traces by all that it has made
         # so far, XLA looks up by these numbers what an earlier process has compiled, and a timed loop takes as many steps as
         # there is time for.

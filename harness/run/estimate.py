@@ -133,28 +133,36 @@ def _first_of(record: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print, for the table, what rows took in these runs, a sweep's in the mean of its points, and how slow the machine was at
-    the start of each; the exit status."""
+    """Print, for the table, what rows took (the median of these runs, of each the mean of a row's points and configs), and how slow
+    the machine was at the start of each run; the exit status."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         if not runs:
             raise UserError("expected a run's folder, such as results/cpu-2-core")
-        read = [record for run in runs for record in records.read_run(run)[0]]
+        of_runs = [_took(records.read_run(run)[0]) for run in runs]
         slow = {run: records.check_run(run).get("slowness") for run in runs}
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for record in read:
-        if record["status"] == "ok" and record.get("spent_s"):
-            train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
-            rows = found.setdefault(record["benchmark"] + train, {})
-            rows.setdefault(record["row"], []).append(_first_of(record))
+    for of_run in of_runs:
+        for (script, row), seconds in of_run.items():
+            found.setdefault(script, {}).setdefault(row, []).append(seconds)
     for rows in found.values():
         for row, seconds in rows.items():
-            whole, alone = (round(statistics.fmean(part), 1) for part in zip(*seconds, strict=True))
+            whole, alone = (round(statistics.median(part), 1) for part in zip(*seconds, strict=True))
             rows[row] = [whole, alone] if alone else whole
     print(json.dumps({"slowness": slow, **found}, indent=1))
     return 0
+
+
+def _took(read: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
+    """{(script in the table, row): the mean (whole, alone) of its first processes} of a run's records."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for record in read:
+        if record["status"] == "ok" and record.get("spent_s"):
+            train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
+            found.setdefault((record["benchmark"] + train, record["row"]), []).append(_first_of(record))
+    return {key: tuple(map(statistics.fmean, zip(*seconds, strict=True))) for key, seconds in found.items()}
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ class KerasLSTM(Stack):
 
     to_layout = staticmethod(layouts.to_keras)
     from_layout = staticmethod(layouts.from_keras)
-    ends_in_zeros = False  # Keras' loop gives the last output again, cuDNN zeros
 
     def __init__(self, weights, num_layers, dtype="float32", use_cudnn=False):
-        self.num_layers, self.dtype = num_layers, dtype
+        self.num_layers, self.dtype, self.repeats_last = num_layers, dtype, not use_cudnn
         self.units = weights["lstm_0/forward/recurrent_kernel"].shape[0]
         self.layers = []
         for layer in range(num_layers):

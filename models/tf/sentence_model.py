@@ -44,13 +44,17 @@ class SentenceModel(LanguageModel):
     def outputs(self) -> dict[str, np.ndarray]:
         """As LanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end.
 
-        A stack that is given the lengths has to give these zeros itself, unless it says that it does not.
+        A stack that is given the lengths has to give these zeros itself, or its last output again, as it says.
         """
         lengths = self.batches[0][0][1].on_host.numpy()
         found = super().outputs()
         hidden = found["hidden"][:, : lengths.max()]
-        zeros = self.give_lengths and self.stack.ends_in_zeros
-        hidden = hidden if zeros else without_padding(hidden, lengths)
+        if not self.give_lengths:
+            hidden = without_padding(hidden, lengths)
+        elif self.stack.repeats_last:
+            ends = np.minimum(np.arange(hidden.shape[1]), lengths[:, np.newaxis] - 1)
+            if np.array_equal(hidden, np.take_along_axis(hidden, ends[..., np.newaxis], 1)):
+                hidden = without_padding(hidden, lengths)
         return found | {"hidden": hidden, "logits": without_padding(found["logits"], lengths)}
 
     def _network(self, tokens, states, training, stack_dropout=True):

@@ -30,7 +30,9 @@ class Stack:
     """
 
     time_major = False  # whether inputs and outputs are [time, batch, features]
-    ends_in_zeros = True  # whether outputs after a sequence's end are 0, in a call that is given `sequence_lengths`
+    repeats_last = (
+        False  # whether, given `sequence_lengths`, it gives its last output again after a sequence's end, not 0
+    )
     own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
 
     to_layout: Callable = staticmethod(layouts.to_block)  # canonical → one layer's arrays, as in `variables`

@@ -11,8 +11,8 @@
   implementation runs op by op at once.
 
 In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) and the batch fits whole,
-"persistent" is the faster one, so no time is estimated here. So it is in two slices (3 layers of 1,024 units at batch 128, by a
-fifth); in four (2,048 units) "xla" is. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes.
+"persistent" is the faster one, so no time is estimated here. In two slices it is too (3 layers of 1,024 units at batch 128, by a
+fifth), in four "xla" (2,048 units); other sizes in slices have no record, and are taken to be alike. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes.
 Two directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
@@ -31,7 +31,7 @@ from .stack import LayerWeights
 from .tiling import parts
 
 LOGGER = logging.getLogger("wavefront_lstm")
-MOST_SLICES = 2  # of a batch, in which the kernels are known to be the faster ones
+SLICES_OF_AUTO = 2  # of a batch, at most, in which the kernels are taken to be the faster ones
 
 
 def chosen(
@@ -60,7 +60,7 @@ def chosen(
         if where := _elsewhere(devices):
             return "xla", where
         work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
-        if parts(x.shape[1], work.batch) > MOST_SLICES:
+        if parts(x.shape[1], work.batch) > SLICES_OF_AUTO:
             return "xla", f"the kernels have place for {work.batch} of {x.shape[1]} sequences at a time"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)

@@ -194,6 +194,32 @@ def test_what_rows_took_is_printed_with_how_slow_the_machine_was(scripts, capsys
     assert estimate.main([]) == 2
 
 
+def test_what_a_row_took_is_the_mean_of_a_runs_points_and_the_median_of_runs(capsys, monkeypatch):
+    def record(row, spent_s, **more):
+        return {
+            "status": "ok",
+            "benchmark": "b",
+            "mode": "m",
+            "row": row,
+            "spent_s": spent_s,
+            "blocks_ms": [[1.0]],
+            **more,
+        }
+
+    runs = {
+        "a": [record("swept", 1.0), record("swept", 1.0), record("swept", 10.0), record("trains", 9.0, fit_s=4.0)],
+        "b": [record("swept", 5.0), record("failed", 99.0) | {"status": "failed"}],
+        "c": [record("swept", 60.0)],
+    }
+    monkeypatch.setattr(estimate.records, "read_run", lambda run: (runs[run], []))
+    monkeypatch.setattr(estimate.records, "check_run", lambda run: {"slowness": 1.5})
+    assert estimate.main(list(runs)) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "slowness": dict.fromkeys(runs, 1.5),
+        "b": {"swept": 5.0, "trains": [9.0, 4.0]},
+    }
+
+
 def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
     frameworks = {"preparation", "tensorflow", "torch", "jax"}
     for key, scripts_of in json.loads(estimate.TABLE.read_text()).items():

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from harness.measure.proof import Kernel
 from models import rows
@@ -100,21 +101,49 @@ def test_the_wavefront_that_is_given_the_lengths_passes_the_proof(reference, ten
     assert proof.record()["ok"], proof.record()["reason"]
 
 
-def test_keras_with_a_mask_passes_the_proof(reference, tensorflow_runtime):
-    """Its loop gives the last output again after a sentence's end, which is no mistake."""
-    stack = KerasLSTM(WEIGHTS, LAYERS)
+MASKS = {
+    "right": (0, []),
+    "none": (9, ["outputs"]),
+    "longer": (2, ["outputs"]),
+    "shorter": (-1, ["outputs", "gradients"]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_keras_passes_the_proof_with_its_mask_alone(mask, reference, tensorflow_runtime):
+    """Its loop gives the last output again after a sentence's end, which is no mistake; a mask of other lengths is one."""
+    more, failed = MASKS[mask]
+
+    class Masked(KerasLSTM):
+        def __call__(self, *arguments, sequence_lengths):
+            lengths = Lengths(None, tf.clip_by_value(sequence_lengths.on_device + more, 1, 9))
+            return super().__call__(*arguments, sequence_lengths=lengths)
+
     model = SentenceModel(
-        stack, WEIGHTS, STATES, BATCHES, keras.optimizers.SGD(1.0), clip_norm=CLIP_NORM,
+        Masked(WEIGHTS, LAYERS), WEIGHTS, STATES, BATCHES, keras.optimizers.SGD(1.0), clip_norm=CLIP_NORM,
         pad=lambda longest: 9, give_lengths=True,
     )  # fmt: skip
     kernel = Kernel(**rows.LANGUAGE_MODEL["keras"].expected_ops(LAYERS, 9, "cpu"))
-    proof = cases.prove(model, "train", "fp32", reference, kernel, tensorflow_runtime)
-    assert proof.record()["ok"], proof.record()["reason"]
+    proof = cases.prove(model, "train", "fp32", reference, kernel, tensorflow_runtime).record()
+    assert proof["ok"] == (mask == "right") and {*failed} <= {*proof.get("failed", [])}, proof["reason"]
+
+
+def test_a_batch_of_other_words_is_told():
+    """Also one that the reference's curve does not reach; padding is no difference."""
+    model = model_of("padded")
+    model.require_words(BATCHES)
+    for k, (tokens, targets, lengths) in enumerate(BATCHES):
+        for name, others in {"tokens": (tokens + 1, targets), "targets": (tokens, targets[:, :-1])}.items():
+            wrong = [*BATCHES[:k], (*others, lengths), *BATCHES[k + 1 :]]
+            with pytest.raises(ValueError, match=f"^batch {k + 1}: the row has other {name}"):
+                model.require_words(wrong)
+    with pytest.raises(ValueError, match=r"^3 batches staged, 2 given"):
+        model.require_words(BATCHES[:2])
 
 
 @pytest.mark.parametrize("give_lengths", [False, True])
 def test_row_of_the_gpu_tests_passes_its_proof_without_cudnn(give_lengths, tensorflow_runtime):
-    trial, reference = cases.sentence_model(use_cudnn=False, give_lengths=give_lengths)
+    trial, reference = cases.sentence_model("cudnn_stack", use_cudnn=False, give_lengths=give_lengths)
     proof = cases.prove(trial, "train", "fp32", reference, KERNEL, tensorflow_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
