@@ -225,7 +225,7 @@ class LanguageModelTrial(Trial):
         return [self._batch_major(self.numpy(ids)) for ids in (flat(tokens)[0], targets)]
 
     def require_words(self, batches: Sequence[tuple]) -> None:
-        """ValueError where a staged batch has other words than its own of these: (tokens, targets, …), NumPy arrays [batch, time].
+        """ValueError where a staged batch has other words than its own of these: (tokens, targets, …), arrays [batch, time].
 
         It may be padded further, by tokens of 0 and targets of IGNORED.
         """

@@ -133,8 +133,8 @@ def _first_of(record: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print, for the table, what rows took (the median of these runs, of each the mean of a row's points and configs), and how slow
-    the machine was at the start of each run; the exit status."""
+    """Print, for the table, what rows took (the median of these runs, of each the mean of a row's points and configs), and how
+    slow the machine was at the start of each run; the exit status."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         if not runs:

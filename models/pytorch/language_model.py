@@ -206,7 +206,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
         return self.stack(inputs, states, self._stack_rate(training), training)
 
     def _head(self, hidden, kernel, bias, targets, training):
-        """(loss, logits); softmax and loss in float32 at least. hidden: [time, batch, units], or [words, units] of packed words."""
+        """(loss, logits); softmax and loss in float32 at least. hidden: [time, batch, units], or [words, units] where packed."""
         if training and self.has_dropout:
             hidden = self._dropout(hidden)
         logits = torch.addmm(bias, hidden.flatten(0, -2), kernel)

@@ -18,8 +18,8 @@ class TorchSentenceModel(TorchLanguageModel):
     """A TorchLanguageModel around nn.LSTM whose batches are (tokens, targets, lengths) of NumPy arrays [batch, longest] twice and
     [batch].
 
-    Staged, a batch is (tokens, targets): a PackedSequence of words [words], and a tensor [words] in the same order. It is timed and
-    proven in training steps and forward passes: the stack alone and whole trainings need batches of one shape.
+    Staged, a batch is (tokens, targets): a PackedSequence of words [words], and a tensor [words] in the same order. It is timed
+    and proven in training steps and forward passes: the stack alone and whole trainings need batches of one shape.
 
     Args:
         arguments, options: of TorchLanguageModel; the reduction is "sum_over_time".

@@ -12,8 +12,9 @@
 
 In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) and the batch fits whole,
 "persistent" is the faster one, so no time is estimated here. In two slices it is too (3 layers of 1,024 units at batch 128, by a
-fifth), in four "xla" (2,048 units); other sizes in slices have no record, and are taken to be alike. Of streams, one step a call, neither is: each is the faster one at one of two batch sizes.
-Two directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
+fifth), in four "xla" (2,048 units); other sizes in slices have no record, and are taken to be alike. Of streams, one step a call,
+neither is: each is the faster one at one of two batch sizes. Two directions have no record: tried by hand on an H200,
+"persistent" was the faster one at both sizes.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.
