@@ -57,6 +57,16 @@ def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table
     return found
 
 
+def advice(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
+    """A sentence for each axis: ours against the fastest other, at each size where both have a time."""
+    sentences = []
+    for table in tables(layout, rows, Notes()):
+        compared = [f"{size} {ratio}" for size, *_, ratio in table.lines if ratio != NONE]
+        if compared:
+            sentences.append(f"{table.title}: {table.headings[-1]}: {', '.join(compared)}.")
+    return sentences
+
+
 def left_out(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     """A line with the records that no table of the axes holds: one without all sizes, or with those of another."""
     axes = layout.get("axes") or []

@@ -11,7 +11,7 @@ from harness.report.plots import DPI, GREY, INK, WIDTH, finished, own_style, sho
 HEIGHT = 5.2  # inches
 # Okabe and Ito's palette: ours in blues and green, drawn in full; the others in warm colours, dashed.
 OURS = ("#0072b2", "#56b4e9", "#009e73")
-OTHERS = ("#e69f00", "#d55e00", "#cc79a7", "#999999")
+OTHERS = ("#e69f00", "#d55e00", "#cc79a7", "#999999", "#000000")
 MARKERS = "os^DvPX*"
 
 

@@ -112,8 +112,8 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
     that were skipped are named below the table. `pictures`: the folder from which each table's picture is linked, if any.
     """
     headline = layout.get("headline")
-    if not headline:  # of requests, in words
-        advice = latency.advice(rows)
+    if not headline:  # of requests and along axes, in words
+        advice = axes.advice(layout, rows) if layout.get("axes") else latency.advice(rows)
         return [f"**{layout['title']}**", "", *paragraphs(advice)] if advice else []
     spec = layout["tables"][headline["table"]]
     wanted = headline.get("columns") or [column[0] for column in spec["columns"]]
