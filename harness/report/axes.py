@@ -61,9 +61,9 @@ def advice(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     """A sentence for each axis: ours against the fastest other, at each size where both have a time."""
     sentences = []
     for table in tables(layout, rows, Notes()):
-        compared = [f"{size} {ratio}" for size, *_, ratio in table.lines if ratio != NONE]
+        compared = [f"at {size} {ratio}" for size, *_, ratio in table.lines if ratio != NONE]
         if compared:
-            sentences.append(f"{table.title}: {table.headings[-1]}: {', '.join(compared)}.")
+            sentences.append(f"{table.title}: {table.headings[-1]}, {'; '.join(compared)}.")
     return sentences
 
 

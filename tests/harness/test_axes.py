@@ -62,6 +62,9 @@ def test_an_axis_is_a_line_per_size_in_rising_order_and_a_column_per_row(tmp_pat
     assert "Not among the rows of this run: `torch`, `wave_2`." in text and "Not one setting" not in text
     assert "Batch:" not in text, "an axis with a single point is no axis"
     assert (tmp_path / "run" / "scaling.units.stack.gpu.tf32.png").read_bytes().startswith(PNG)
+    compared = "; ".join(f"at {size} {ratio}" for size, ratio in zip(("64", "256", "1,024"), against, strict=True))
+    printed = f"**Scaling**\n\nUnits: BATCH_SIZE=128, GPU, tf32: ours against the fastest other, {compared}.\n"
+    assert printed in tables.headline(tmp_path / "run") and printed in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_the_centre_stands_on_every_axis_and_a_point_of_none_in_a_table_of_its_own(tmp_path):
