@@ -8,6 +8,7 @@ from harness.record.stopping_rule import is_time_up
 from harness.report import plots, warnings, what_ran
 from harness.report.cells import (
     NONE,
+    NOT_JUDGED,
     Notes,
     cell,
     markdown,
@@ -230,7 +231,10 @@ def _figure(record: Mapping, column: Sequence[str], bases: Mapping[str, Mapping]
     if kind.startswith("speedup:"):
         base = bases.get(kind.partition(":")[2])
         ratio = speedup(record, base, path)
-        return NONE if ratio is None else times_as_fast(record, base, ratio, path)
+        if ratio is None:
+            return NONE
+        shown, slower = times_as_fast(record, base, ratio, path), record if ratio < 1 else base
+        return f"{shown}, {NOT_JUDGED}" if record is not base and warnings.was_disturbed(slower) else shown
     if path == "share_of_matmul" and kind == "percent":
         form = "percent*100"  # the one figure that a record keeps as 0..1
     return cell(value_at(record, path), form)

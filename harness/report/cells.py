@@ -11,6 +11,7 @@ from harness.record import intervals
 
 NONE = "-"
 INCONCLUSIVE = "inconclusive"  # after a ratio whose interval includes 1
+NOT_JUDGED = "not judged"  # after a ratio of which the slower time is an upper bound: other processes ran beside it
 OF_STEPS = ("throughput.value", "step_ms", "step_ms.median")
 SPECIAL = re.compile(r"[\\|<`*]|(?<=_)_|_(?=_)")
 

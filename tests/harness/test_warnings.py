@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from harness.record import records
+from harness.record import machine, records
 from harness.record.stopping_rule import BUDGET_NOTE
 from harness.report import launches, plots, tables, warnings
 from harness.report.provenance import throttling
@@ -173,6 +173,21 @@ def test_warnings_name_every_row_in_one_line_and_few_in_a_headline():
     assert all(f"`row_{k}`" in line for k in range(8)) and "settled`" not in line and "1 of 1" not in line
     (line,) = warnings.lines(rows, brief=True)
     assert line.endswith("`row_5` and 2 more.")
+
+
+def test_a_ratio_whose_slower_time_is_an_upper_bound_is_not_judged(tmp_path):
+    def ratio(**beside):
+        """Of `keras`, twice as fast as `while_loop`; beside: the notes of a row."""
+        rows = [make(row, ms, notes=beside.get(row, [])) for row, ms in (("while_loop", 2.0), ("keras", 1.0))]
+        lines = lines_of(page_of(tmp_path / f"{len([*tmp_path.iterdir()])}", *rows), "Speed")
+        return next(line["speedup"] for line in lines if line["row"].startswith("keras"))
+
+    assert (
+        ratio() == ratio(keras=[machine.OTHERS_NOTE])
+        and ratio().startswith("2.00x")
+        and "not judged" not in ratio()
+    )
+    assert ratio(while_loop=[machine.OTHERS_NOTE]) == f"{ratio()}, not judged"
 
 
 def test_row_without_figures_is_not_warned_of():
