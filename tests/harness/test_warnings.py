@@ -182,11 +182,7 @@ def test_a_ratio_whose_slower_time_is_an_upper_bound_is_not_judged(tmp_path):
         lines = lines_of(page_of(tmp_path / f"{len([*tmp_path.iterdir()])}", *rows), "Speed")
         return next(line["speedup"] for line in lines if line["row"].startswith("keras"))
 
-    assert (
-        ratio() == ratio(keras=[machine.OTHERS_NOTE])
-        and ratio().startswith("2.00x")
-        and "not judged" not in ratio()
-    )
+    assert ratio() == ratio(keras=[machine.OTHERS_NOTE]) and ratio().startswith("2.00x") and "not judged" not in ratio()
     assert ratio(while_loop=[machine.OTHERS_NOTE]) == f"{ratio()}, not judged"
 
 
