@@ -54,7 +54,7 @@ MIN_BLOCK_S = 0.21          # s; a block is the multiple of TIMED_BATCHES that f
 # ---------------------------------------------------------------------------
 # fmt: on
 
-WAYS = {  # row → (what it is, padded to the longest sentence of all, the stack is given the lengths), of TensorFlow's rows
+WAYS = {  # row in TensorFlow → (what it is, padded to the longest sentence of all, the stack is given the lengths)
     "keras": ("each batch padded to the next multiple of BUCKET_STEPS, with a mask", False, True),
     "keras_cudnn": ("each batch padded to the next multiple of BUCKET_STEPS, with a mask", False, True),
     "padded": ("all batches padded to the longest one's steps", True, False),

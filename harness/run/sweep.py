@@ -132,13 +132,13 @@ class Sweep(Parent):
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
-        wanted = {row: self._wanted(row) for row in self.rows}
-        parts = self._parts()
+        wanted = {row: points for row in self.rows if (points := self._wanted(row))}
+        parts = self._parts(len(wanted))
         rows = [SweptRow(row, points[k::parts]) for row, points in wanted.items() for k in range(parts)]
-        self._say_if_nothing_is_left([row for row in rows if row.points])
+        self._say_if_nothing_is_left(rows)
         for point in itertools.chain(*(row.points for row in rows)):
             point.parent._matmul_found = self._matmul()
-        first, expected = self._expected([row for row, points in wanted.items() if points])
+        first, expected = self._expected(wanted)
         with progress.of_script(self.benchmark.name, self.device) as bar:
             every = [(row.name, point) for row in rows for point in row.points]
             left = progress.Left(
@@ -213,12 +213,12 @@ class Sweep(Parent):
         jobs = [{"constants": point.parent.constants, **point.parent._job(row.process)} for point in points]
         return processes.Work(self._child("points", row=row.name, points=jobs, watch=watch), ended)
 
-    def _parts(self) -> int:
-        """Of the points of a row, each of which has a process of its own beside the others'."""
-        return max(1, min(self.at_once // max(1, len(self.rows)), len(self.shapes)))
+    def _parts(self, rows: int) -> int:
+        """Into how many parts each of so many rows' points are dealt: each has a process of its own beside the others'."""
+        return max(1, min(self.at_once // max(1, rows), len(self.shapes)))
 
     def _side_by_side(self, rows: int) -> dict[str, int]:
-        return super()._side_by_side(rows * self._parts())
+        return super()._side_by_side(rows * self._parts(rows))
 
     def _wanted(self, row: str) -> list[Point]:
         """The points at which the row is still to be measured; those where it cannot run are recorded as skipped."""

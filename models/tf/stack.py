@@ -30,9 +30,7 @@ class Stack:
     """
 
     time_major = False  # whether inputs and outputs are [time, batch, features]
-    repeats_last = (
-        False  # whether, given `sequence_lengths`, it gives its last output again after a sequence's end, not 0
-    )
+    repeats_last = False  # whether, given `sequence_lengths`, a sequence's last output follows its end, and not 0
     own_dropout = False  # whether the stack draws its dropout masks itself, by a rate that is baked into its graph
 
     to_layout: Callable = staticmethod(layouts.to_block)  # canonical → one layer's arrays, as in `variables`
