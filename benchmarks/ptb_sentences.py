@@ -5,6 +5,7 @@ python benchmarks/ptb_sentences.py --config=large --rows=bucketed
 python benchmarks/ptb_sentences.py --list
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -71,7 +72,13 @@ WAYS = {  # row in TensorFlow → (what it is, padded to the longest sentence of
         True,
     ),
 }
-PACKED = "torch_packed"
+TORCH = {  # row → (what it is, the row of the language model that it runs as)
+    "torch_packed": ("PyTorch: nn.LSTM, the words of each batch packed, without a step of padding", "torch_lstm"),
+    "torch_lstm_graph": (
+        "PyTorch: nn.LSTM, each batch padded to the next multiple of BUCKET_STEPS, for each of which the step is a CUDA graph",
+        "torch_lstm_graph",
+    ),
+}
 WAVEFRONT = ("wavefront", "wavefront_persistent")
 KERAS = {"keras": False, "keras_cudnn": True}  # row → use_cudnn
 
@@ -101,9 +108,7 @@ def of_language_model(row, what):
 
 
 ROWS_TABLE = {row: of_way(row) for row in WAYS} | {
-    PACKED: of_language_model(
-        "torch_lstm", "PyTorch: nn.LSTM, the words of each batch packed, without a step of padding"
-    )
+    row: of_language_model(name, what) for row, (what, name) in TORCH.items()
 }
 
 
@@ -150,7 +155,7 @@ def reference(c, text):
 def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, time it."""
     given = start(c, measurement.data)
-    model = (in_pytorch if row == PACKED else in_tensorflow)(row, c, measurement, given)
+    model = (in_pytorch if row in TORCH else in_tensorflow)(row, c, measurement, given)
     batches = given[-1]
     words = [int(lengths.sum()) for _, _, lengths in batches]
     mean = round(sum(words) / len(words))
@@ -182,18 +187,27 @@ def in_tensorflow(row, c, measurement, given):
     return SentenceModel(
         stack, *given, keras.optimizers.SGD(c.LEARNING_RATE), clip_norm=c.CLIP_NORM,
         loss_scale=c.LOSS_SCALE, give_lengths=give_lengths, jit_compile=row in WAVEFRONT,
-        pad=lambda steps: longest if to_longest else -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS,
+        pad=lambda steps: longest if to_longest else to_bucket(steps, c),
     )  # fmt: skip
 
 
-def in_pytorch(row, c, measurement, given):
-    from models.pytorch.language_model import COMPUTE_DTYPE
-    from models.pytorch.sentence_model import TorchSentenceModel
-    from models.pytorch.stacks import LSTMStack
+def to_bucket(steps, c):
+    """Steps that a batch of these is padded to."""
+    return -(-steps // c.BUCKET_STEPS) * c.BUCKET_STEPS
 
-    dtype, device = COMPUTE_DTYPE[measurement.precision], measurement.runtime.device_name
-    stack, optimizer = LSTMStack(given[0], c.NUM_LAYERS, dtype, device), ("SGD", c.LEARNING_RATE)
-    return TorchSentenceModel(stack, *given, optimizer, clip_norm=c.CLIP_NORM, loss_scale=c.LOSS_SCALE)
+
+def in_pytorch(row, c, measurement, given):
+    from models.pytorch import sentence_model, stacks
+    from models.pytorch.language_model import COMPUTE_DTYPE
+
+    captured = row == "torch_lstm_graph"
+    kind = stacks.CapturedLSTMStack if captured else stacks.LSTMStack
+    stack = kind(given[0], c.NUM_LAYERS, COMPUTE_DTYPE[measurement.precision], measurement.runtime.device_name)
+    optimizer, options = ("SGD", c.LEARNING_RATE), {"clip_norm": c.CLIP_NORM, "loss_scale": c.LOSS_SCALE}
+    if captured:
+        pad = functools.partial(to_bucket, c=c)
+        return sentence_model.CapturedSentenceModel(stack, *given, optimizer, pad=pad, **options)
+    return sentence_model.TorchSentenceModel(stack, *given, optimizer, **options)
 
 
 LAYOUT = {
@@ -218,7 +232,8 @@ LAYOUT = {
         "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
         "either way. So do the loops of keras and wavefront; cuDNN, where it is given a mask or the lengths, ends where a "
         "sentence does, and the kernels of wavefront_persistent with the longest sentence of some.",
-        "The first call of keras, keras_cudnn and bucketed traces one number of steps; the others are traced in the warm-up.",
+        "The first call of keras, keras_cudnn and bucketed traces one number of steps, torch_lstm_graph's captures one; the "
+        "others follow in the warm-up.",
     ],
     "headline": {"table": 0, "columns": ["words/s", "against padded", "against the fastest peer", "ms per batch"]},
 }  # fmt: skip

@@ -98,9 +98,13 @@ def sentences():
     rng = np.random.default_rng(6)
     lengths = rng.integers(1, STEPS + 1, (BATCHES, BATCH)).astype(np.int32)
     lengths[:, 0] = STEPS
+    lengths[1] = np.minimum(lengths[1], STEPS - 2)  # a batch of another shape
     words = rng.integers(0, VOCABULARY, (BATCHES, 2, BATCH, STEPS))
     inside = np.arange(STEPS) < lengths[..., np.newaxis]
-    pairs = [(np.where(i, w[0], 0), np.where(i, w[1], -1)) for i, w in zip(inside, words, strict=True)]
+    pairs = [
+        tuple(np.where(i, ids, none)[:, : own.max()] for ids, none in zip(w, (0, -1), strict=True))
+        for i, w, own in zip(inside, words, lengths, strict=True)
+    ]
     found = expected.language_model("sum_over_time", SGD(1.0, clip_norm=CLIP_NORM), start, states, pairs, False)
     outputs = {name: expected.without_padding(found["outputs"][name], lengths[0]) for name in ("hidden", "logits")}
     batches = [(*pair, own) for pair, own in zip(pairs, lengths, strict=True)]

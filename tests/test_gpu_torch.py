@@ -77,10 +77,11 @@ def test_ptb_row_computes_what_the_reference_does(row, precision):
 
 
 @pytest.mark.parametrize("precision", rows.PRECISIONS)
-def test_packed_sentences_are_proven(precision):
+@pytest.mark.parametrize(("row", "runs_as"), [("torch_packed", "torch_lstm"), ("torch_lstm_graph", "torch_lstm_graph")])
+def test_sentences_are_proven(row, runs_as, precision):
     runtime = torch_cases.make_runtime("gpu", precision)
-    trial, reference = torch_cases.sentence_model(precision, "cuda:0")
-    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of("torch_lstm", "gpu"), runtime)
+    trial, reference = torch_cases.sentence_model(row, precision, "cuda:0")
+    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of(runs_as, "gpu"), runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 

@@ -4,6 +4,7 @@ from harness.frameworks.pytorch import TorchRuntime
 from harness.measure.proof import Kernel
 from models import rows
 from tests import cases
+from tests.language_models import run_eagerly
 
 
 def make_runtime(device: str, precision: str) -> TorchRuntime:
@@ -21,15 +22,23 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     return cases.build_language_model(rows.PYTORCH[row], precision, ptb, device=device, **options)
 
 
-def sentence_model(precision: str, device: str = "cpu"):
-    """The row torch_packed of ptb_sentences.py, and its reference."""
-    from models.pytorch.language_model import COMPUTE_DTYPE
-    from models.pytorch.sentence_model import TorchSentenceModel
-    from models.pytorch.stacks import LSTMStack
+def sentence_model(row: str, precision: str, device: str = "cpu"):
+    """The row of ptb_sentences.py, torch_packed or torch_lstm_graph, and its reference; on a CPU nothing is captured."""
+    import torch
 
+    from models.pytorch import sentence_model, stacks
+    from models.pytorch.language_model import COMPUTE_DTYPE
+
+    torch.compiler.reset()
     start, reference = cases.sentences()
-    stack = LSTMStack(start[0], cases.LAYERS, COMPUTE_DTYPE[precision], device)
-    return TorchSentenceModel(stack, *start, ("SGD", 1.0), clip_norm=cases.CLIP_NORM), reference
+    captured = row == "torch_lstm_graph"
+    kind = stacks.CapturedLSTMStack if captured else stacks.LSTMStack
+    stack = kind(start[0], cases.LAYERS, COMPUTE_DTYPE[precision], device)
+    arguments, options = (stack, *start, ("SGD", 1.0)), {"clip_norm": cases.CLIP_NORM}
+    if not captured:
+        return sentence_model.TorchSentenceModel(*arguments, **options), reference
+    record = run_eagerly if device == "cpu" else None
+    return sentence_model.CapturedSentenceModel(*arguments, **options, record=record, pad=lambda n: n + 3), reference
 
 
 def kernel_of(row: str, device: str) -> Kernel:

@@ -29,10 +29,15 @@ def captured(
     return replay
 
 
-def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
+def cuda_graph(function: Callable[[], None], pool: tuple[int, int] | None = None) -> Callable[[], None]:
     """Warm up on a side stream, capture (which runs nothing), and return the graph's replay; as PyTorch's manual has it.
 
     Both on one stream: autograd sends each gradient back on the stream of its forward op, and a capture may not wait for another.
+
+    Args:
+        function: as of `captured`.
+        pool: of torch.cuda.graph_pool_handle(): memory that graphs share which never run at once; what one of them has written
+            the next one's replay may overwrite. None: its own.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -41,6 +46,6 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
             function()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         function()
     return graph.replay

@@ -20,6 +20,7 @@ from models.pytorch.difference import ops_of, step_difference
 from models.pytorch.graph import captured
 from models.pytorch.optimizers import OPTIMIZERS
 from models.pytorch.stacks import TorchStack
+from models.reference.networks import IGNORED
 from models.weights.canonical import stack_size
 
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
@@ -51,6 +52,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     time_major = True
     _captured = False
+    _dynamic = False  # of torch.compile: a head for each shape; None: one for all, from the second shape on
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             aligned = kernel.shape[1] * kernel.element_size() % 16 == 0
             options = {} if aligned else {"force_shape_pad": True}
             self._head_of, self._drop = (
-                torch.compile(function, dynamic=False, fullgraph=True, options=options)
+                torch.compile(function, dynamic=self._dynamic, fullgraph=True, options=options)
                 for function in (self._head, self._dropout)
             )
 
@@ -211,7 +213,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             hidden = self._dropout(hidden)
         logits = torch.addmm(bias, hidden.flatten(0, -2), kernel)
         wide = logits.float() if self._half else logits
-        total = functional.cross_entropy(wide, targets.flatten(), reduction="sum")
+        total = functional.cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=IGNORED)
         count = self._sequences(targets) if self.reduction == "sum_over_time" else targets.numel()
         return total / count, logits.unflatten(0, targets.shape)
 
@@ -287,11 +289,13 @@ class CapturedLanguageModel(TorchLanguageModel):
     """
 
     _captured = True
+    _any_shape = False  # whether a batch of another shape gets a graph of its own, or an error
 
     def __init__(self, *arguments, record: Callable | None = None, **options) -> None:
         super().__init__(*arguments, **options)
         self._record = record
         self.states = tuple(state.clone() for state in self.initial_states)
+        self._kind: tuple = ()  # of the step that the graphs hold, each of another shape of the batch
         self._graphs: dict[tuple, tuple[Callable, list[Tensor], list[Tensor]]] = {}
 
     def forward(self, batch):
@@ -317,11 +321,17 @@ class CapturedLanguageModel(TorchLanguageModel):
 
     def _replay(self, key: tuple, step: Callable[..., list[Tensor]], batch) -> list[Tensor]:
         """Copy the batch in and replay `step(*batch)`; returns the tensors that every replay writes."""
-        if key not in self._graphs:
-            if self._graphs:  # each keeps its memory: one at a time, so that a mode's peak is its own
+        if key != self._kind:
+            if self._graphs:  # each keeps its memory: one kind of step at a time, so that a mode's peak is its own
                 if self.device != "cpu":
                     torch.cuda.synchronize()  # its memory goes to whatever comes next, on any stream
                 self._graphs.clear()
+            self._kind = key
+        shape = tuple(batch[0].shape)
+        if shape not in self._graphs:
+            if self._graphs and not self._any_shape:
+                [expected] = self._graphs
+                raise ValueError(f"a batch of {[*shape]} given, {[*expected]} was captured; `evaluate` takes any shape")
             inputs, written = [torch.clone(tensor) for tensor in batch], []
 
             def function():
@@ -329,11 +339,8 @@ class CapturedLanguageModel(TorchLanguageModel):
 
             changed = [*self.masters, *self.optimizer.tensors, *self.states]
             changed += self.parameters[1:] if self._half else []
-            self._graphs[key] = captured(function, changed, self._record), inputs, written
-        replay, inputs, written = self._graphs[key]
-        if batch[0].shape != inputs[0].shape:
-            given, expected = list(batch[0].shape), list(inputs[0].shape)
-            raise ValueError(f"a batch of {given} given, {expected} was captured; `evaluate` takes any shape")
+            self._graphs[shape] = captured(function, changed, self._record), inputs, written
+        replay, inputs, written = self._graphs[shape]
         torch._foreach_copy_(inputs, list(batch))
         replay()
         return written

@@ -1,8 +1,12 @@
-"""The language model on sentences of their own lengths, in PyTorch, without a step of padding: their words are packed.
+"""The language model on sentences of their own lengths, in PyTorch: their words packed, or padded to few lengths.
 
-A batch is packed once, when it is put on the device, as a loader's collate function does it: embedding, softmax and loss see the
-words alone, and nn.LSTM stops each sentence at its end. The counterpart of models/tf/sentence_model.py.
+Packed, a batch is so from when it is put on the device, as a loader's collate function does it: embedding, softmax and loss see
+the words alone, and nn.LSTM stops each sentence at its end. Padded, a step is a CUDA graph, one for each length. The counterpart
+of models/tf/sentence_model.py.
 """
+
+import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,7 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from models.pytorch.language_model import TorchLanguageModel
+from models.pytorch.graph import cuda_graph
+from models.pytorch.language_model import CapturedLanguageModel, TorchLanguageModel
+from models.reference.expected import without_padding
 from models.reference.networks import IGNORED
 
 
@@ -64,3 +70,44 @@ class TorchSentenceModel(TorchLanguageModel):
 
     def _sequences(self, targets):
         return self.initial_states[0].shape[1]
+
+
+class CapturedSentenceModel(CapturedLanguageModel):
+    """A CapturedLanguageModel whose batches are those of TorchSentenceModel, padded, with a graph for each length.
+
+    The stack computes the padding: a unidirectional LSTM does not look ahead, so it changes no word.
+
+    Args:
+        pad: steps of a batch's longest sentence → steps that the batch is padded to.
+        arguments, options: of CapturedLanguageModel; the reduction is "sum_over_time".
+    """
+
+    _dynamic = None
+    _any_shape = True
+
+    def __init__(self, *arguments, pad: Callable[[int], int], record: Callable | None = None, **options) -> None:
+        self.pad = pad
+        super().__init__(*arguments, reduction="sum_over_time", record=record or self._graph, **options)
+
+    def _graph(self, function: Callable[[], None]) -> Callable[[], None]:
+        return cuda_graph(function, self._memory)
+
+    @functools.cached_property
+    def _memory(self) -> tuple[int, int]:
+        """Of all graphs together: none runs at the same time as another."""
+        return torch.cuda.graph_pool_handle()
+
+    def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
+        return super().stage(self._longer(tokens, 0), self._longer(targets, IGNORED))
+
+    def _longer(self, ids: np.ndarray, value: int) -> np.ndarray:
+        return np.pad(ids, ((0, 0), (0, self.pad(ids.shape[1]) - ids.shape[1])), constant_values=value)
+
+    def _staged_targets(self, targets):
+        return self.stage(targets, targets, None)[1]
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """As CapturedLanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end."""
+        lengths = (self._words(0)[1] != IGNORED).sum(1)
+        found = super().outputs()
+        return found | {name: without_padding(found[name], lengths) for name in ("hidden", "logits")}

@@ -125,7 +125,7 @@ ROWS = {
     "latency": ["keras_predict", "keras_predict_on_batch", "keras_call", "keras_function", "keras_xla", "cudnn_stack",
                 "wavefront", "wavefront_persistent", "torch_lstm", "torch_lstm_graph", "torch_compile", "jax_scan", "jax_cudnn"],
     "ptb_sentences": ["keras", "keras_cudnn", "padded", "lengths", "bucketed", "wavefront", "wavefront_persistent",
-                      "torch_packed"],
+                      "torch_packed", "torch_lstm_graph"],
     "scaling": ["cudnn_stack", "torch_lstm", "torch_lstm_graph", "cudnn_best", "jax_scan", "wavefront",
                 "wavefront_persistent"],
     "stacked_lm": ["eager", "unrolled", "while_loop", "static_eager", "static_graph", "block_fused", "keras",
@@ -326,8 +326,9 @@ def test_rows_of_sentences_differ_in_padding_and_lengths_and_in_nothing_else():
     for row in script.ROWS_TABLE:
         if row != "keras_cudnn":  # which needs a GPU
             script.run_row(row, c, Measurement())
-    packed = models.pop(script.PACKED)
-    assert (packed.optimizer.learning_rate, packed.clip_norm) == (c.LEARNING_RATE, c.CLIP_NORM)
+    in_pytorch = {row: models.pop(row) for row in script.TORCH}
+    for model in in_pytorch.values():
+        assert (model.optimizer.learning_rate, model.clip_norm) == (c.LEARNING_RATE, c.CLIP_NORM)
     longest = [tokens.shape[1] for tokens, *_ in script.start(c, text)[2]]
     steps = {
         row: [targets.shape[not model.stack.time_major] for _, targets in model.batches]
@@ -335,6 +336,7 @@ def test_rows_of_sentences_differ_in_padding_and_lengths_and_in_nothing_else():
     }
     assert steps["padded"] == steps["lengths"] == [max(longest)] * 8
     assert steps["bucketed"] == [-(-n // 10) * 10 for n in longest] and len(set(steps["bucketed"])) > 1
+    assert steps["bucketed"] == [len(targets) for _, targets in in_pytorch["torch_lstm_graph"].batches]
     assert [row for row, model in models.items() if model.give_lengths] == ["keras", "lengths", *script.WAVEFRONT]
     assert steps["keras"] == steps["bucketed"] and not models["keras"].jit_compile
     for row in script.WAVEFRONT:
