@@ -103,8 +103,16 @@ def of_way(row):
 
 def of_language_model(row, what):
     """What runs as in that row of the language model's."""
-    found = Row.of(rows.LANGUAGE_MODEL[row], lambda row, c: row.expected_ops(c.NUM_LAYERS, 1, c.DEVICE))
+    found = Row.of(
+        rows.LANGUAGE_MODEL[row], lambda made, c: made.expected_ops(c.NUM_LAYERS, 1, c.DEVICE) | copies(row, c)
+    )
     return found._replace(what=what)
+
+
+def copies(row, c):
+    """Keras counts a mask's lengths on the host, where cuDNN takes them."""
+    masked = row == "keras_cudnn"
+    return {"calls_copying_lengths": c.NUM_LAYERS, "mask_steps": to_bucket(c.MAX_WORDS, c)} if masked else {}
 
 
 ROWS_TABLE = {row: of_way(row) for row in WAYS} | {
@@ -232,6 +240,7 @@ LAYOUT = {
         "CudnnLSTM is one cuDNN call on a GPU, and TensorFlow ops on a CPU, whose loop runs through the padding "
         "either way. So do the loops of keras and wavefront; cuDNN, where it is given a mask or the lengths, ends where a "
         "sentence does, and the kernels of wavefront_persistent with the longest sentence of some.",
+        "For cuDNN Keras takes its mask to the host in every step, and counts the lengths there.",
         "The first call of keras, keras_cudnn and bucketed traces one number of steps, torch_lstm_graph's captures one; the "
         "others follow in the warm-up.",
     ],

@@ -22,8 +22,8 @@ def language_model(row: str, precision: str, ptb: bool = False, device: str = "c
     return cases.build_language_model(rows.PYTORCH[row], precision, ptb, device=device, **options)
 
 
-def sentence_model(row: str, precision: str, device: str = "cpu"):
-    """The row of ptb_sentences.py, torch_packed or torch_lstm_graph, and its reference; on a CPU nothing is captured."""
+def sentence_model(row: str, precision: str, device: str = "cpu", record=run_eagerly):
+    """The row of ptb_sentences.py, torch_packed or torch_lstm_graph, and its reference; `record` on a CPU."""
     import torch
 
     from models.pytorch import sentence_model, stacks
@@ -37,7 +37,7 @@ def sentence_model(row: str, precision: str, device: str = "cpu"):
     arguments, options = (stack, *start, ("SGD", 1.0)), {"clip_norm": cases.CLIP_NORM}
     if not captured:
         return sentence_model.TorchSentenceModel(*arguments, **options), reference
-    record = run_eagerly if device == "cpu" else None
+    record = record if device == "cpu" else None
     return sentence_model.CapturedSentenceModel(*arguments, **options, record=record, pad=lambda n: n + 3), reference
 
 

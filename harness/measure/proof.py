@@ -146,7 +146,8 @@ class Kernel(NamedTuple):
     `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
     runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
-    [batch], to the host, for a peer whose binding of cuDNN cannot do without.
+    [batch], to the host, for a peer whose binding of cuDNN cannot do without. `mask_steps`: of a mask, int32 [batch, steps], that
+    a step may copy besides, for a peer that counts the lengths there.
     """
 
     ops: Mapping[str, Any] = {}
@@ -158,6 +159,7 @@ class Kernel(NamedTuple):
     kernels: str = ""
     not_kernels: str = ""
     calls_copying_lengths: int = 0
+    mask_steps: int = 0
 
     def of_mode(self, mode: str, trial: object) -> "Kernel":
         """What has to be seen in one mode: of the stack alone not the rest; in training also the kernel of the softmax that the
@@ -486,7 +488,7 @@ class Proof:
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
-        lengths_bytes: what the row's expected ops allow besides (Kernel.calls_copying_lengths).
+        lengths_bytes: what the row's expected ops allow besides (Kernel.calls_copying_lengths, mask_steps).
         """
         if isinstance(loss, float | np.generic | np.ndarray):
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")

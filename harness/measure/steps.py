@@ -159,8 +159,8 @@ class StepMeasurement(RowProcess):
         with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
         profile = self.runtime.profile(lambda: step(batches[0]))
-        calls = kernel.calls_copying_lengths * {"forward": 1}.get(mode, 2)
-        lengths_bytes = 4 * calls * self._protocol["BATCH_SIZE"] if calls else 0
+        of_sequence = kernel.calls_copying_lengths * {"forward": 1}.get(mode, 2) + kernel.mask_steps
+        lengths_bytes = 4 * of_sequence * self._protocol["BATCH_SIZE"] if of_sequence else 0
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
         self._phases.over("proof: profile")

@@ -5,7 +5,6 @@ the words alone, and nn.LSTM stops each sentence at its end. Padded, a step is a
 of models/tf/sentence_model.py.
 """
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -90,12 +89,10 @@ class CapturedSentenceModel(CapturedLanguageModel):
         super().__init__(*arguments, reduction="sum_over_time", record=record or self._graph, **options)
 
     def _graph(self, function: Callable[[], None]) -> Callable[[], None]:
+        """All graphs of a kind of step share their memory, since none runs at the same time as another."""
+        if not self._graphs:  # PyTorch takes no handle again whose last graph is gone
+            self._memory = torch.cuda.graph_pool_handle()
         return cuda_graph(function, self._memory)
-
-    @functools.cached_property
-    def _memory(self) -> tuple[int, int]:
-        """Of all graphs together: none runs at the same time as another."""
-        return torch.cuda.graph_pool_handle()
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
         return super().stage(self._longer(tokens, 0), self._longer(targets, IGNORED))

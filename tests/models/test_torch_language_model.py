@@ -1,6 +1,7 @@
 """The language model in PyTorch alone: its rows' proofs, dropout and captured steps. The rest: test_language_models.py."""
 
 import functools
+import itertools
 import math
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from harness.record.machine import PROJECT
 from models import rows
+from models.pytorch import sentence_model
 from models.pytorch.language_model import COMPUTE_DTYPE
 from models.pytorch.sentence_model import CapturedSentenceModel, TorchSentenceModel
 from models.reference import networks
@@ -25,6 +27,7 @@ from tests.language_models import (
     assert_same,
     follows_the_reference_to_rounding,
     of_ptb,
+    run_eagerly,
 )
 from tests.language_models import in_pytorch as model_of
 
@@ -106,6 +109,17 @@ def test_padded_sentences_have_a_graph_for_each_length_and_leave_the_padding_out
     assert set(trial._graphs) == {(cases.STEPS + 3, cases.BATCH), (cases.STEPS + 1, cases.BATCH)}
     packed, _ = torch_cases.sentence_model("torch_packed", "fp32")
     np.testing.assert_allclose(losses, packed.train_steps(6), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("op_by_op")
+def test_graphs_of_padded_sentences_share_their_memory_while_one_of_them_lives(monkeypatch):
+    """PyTorch takes no handle again whose graphs are all gone: those of another kind of step have memory of their own."""
+    used, handles = [], itertools.count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(sentence_model, "cuda_graph", lambda function, pool: used.append(pool) or run_eagerly(function))
+    trial, _ = torch_cases.sentence_model("torch_lstm_graph", "fp32", record=None)
+    trial.train_steps(3), trial.forward_losses(3), trial.train_steps(3)
+    assert used == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
