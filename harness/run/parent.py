@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ def require_gpus(option: str, count: int, device: str) -> list[str]:
 def _missing(name: str, row: Row) -> str:
     """What the row's environment lacks, or ""; Keras' rows, known by their name, need Keras too."""
     return environments.missing(row.framework, *(["keras"] if name.startswith("keras") else []))
+
+
+def _told(reasons: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(rows)}: {reason}" for reason, rows in reasons.items())
 
 
 class Parent:
@@ -92,8 +96,8 @@ class Parent:
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         out = self._check()
-        if without := self._without_precision():
-            raise UserError(without)
+        if nothing := self._nothing_can_run():
+            raise UserError(nothing)
         if self.echo:
             print(self.echo)
         if "resume" in self.flags:
@@ -181,14 +185,14 @@ class Parent:
         `run` would refuse.
         """
         self._check()
-        rows = {row: self.benchmark.rows[row].framework for row in self.rows if not self._cannot_run(row)}
+        rows = {row: self.benchmark.rows[row].framework for row in self._by_reason().get("", ())}
         return {
             "rows": rows,
             "processes": self.stopping_rule.least,
             "points": len(self._points()),
             "budget_s": self.stopping_rule.limit_s,
             **self._side_by_side(len(rows)),
-            "left_out": self._without_precision(),
+            "left_out": self._nothing_can_run(),
             "alone": next(iter(rows)) if "axes" in self.benchmark.layout and len(rows) == 1 else "",
         }
 
@@ -201,15 +205,30 @@ class Parent:
         expected = " or ".join(name for name in known if name != "tf32" or self.device == "gpu")
         return f"--precision={precision}: no row of {self.benchmark.name} that is asked for has it; expected {expected}"
 
+    def _nothing_can_run(self) -> str:
+        """Why none of the rows can, or ""; with --resume they may have been measured where they could."""
+        reasons = self._by_reason()
+        if (without := self._without_precision()) or "" in reasons or "resume" in self.flags:
+            return without
+        return f"{self.benchmark.name}: none of these rows can be measured here: {_told(reasons)}"
+
     def _say_what_is_skipped(self) -> None:
+        reasons = self._by_reason()
+        some = reasons.pop("", None)
+        if reasons:
+            what = "skipped" if some else "none of these rows can be measured here"
+            print(f"{self.benchmark.name}: {what}: {_told(reasons)}", file=sys.stderr)
+
+    def _by_reason(self) -> dict[str, list[str]]:
+        """{why rows cannot run, or "": those rows}"""
         rows_of: dict[str, list[str]] = {}
         for row in self.rows:
-            rows_of.setdefault(self._cannot_run(row), []).append(row)
-        some = rows_of.pop("", None)
-        if rows_of:
-            what = "skipped" if some else "none of these rows can be measured here"
-            why = "; ".join(f"{', '.join(rows)}: {reason}" for reason, rows in rows_of.items())
-            print(f"{self.benchmark.name}: {what}: {why}", file=sys.stderr)
+            rows_of.setdefault(self._cannot_run_anywhere(row), []).append(row)
+        return rows_of
+
+    def _cannot_run_anywhere(self, row: str) -> str:
+        """Why a row cannot run at any point, or ""."""
+        return self._cannot_run(row)
 
     def _write_layout(self) -> None:
         rows = {name: row.what for name, row in self.benchmark.rows.items()}

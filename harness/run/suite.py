@@ -258,8 +258,9 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         if not resume or _begun_with(out) is None:
             held.note({**about, "slowness": round(slowness, 2)})
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device)}")
-        if without:
-            say(f"left out, having no {found.values['PRECISION']}: {', '.join(map(str, without))}")
+        for job, ran in both:
+            if job in without:
+                say(f"left out: {job}: {ran['left_out']}")
         for job, row in alone.items():
             say(
                 f"left out: {job}: {row} is all that can run here, and is compared with nothing; --only={job.name} runs it"

@@ -123,6 +123,10 @@ class Sweep(Parent):
     def _points(self) -> list[dict[str, Any]]:
         return [self._at(name).constants for name in self.shapes]
 
+    def _cannot_run_anywhere(self, row: str) -> str:
+        reasons = [self._at(name)._cannot_run(row) for name in self.shapes]
+        return "" if "" in reasons else reasons[0]
+
     def _names(self) -> set[str]:
         return {name for point in map(self._at, self.shapes) for name in Parent._names(point)}
 

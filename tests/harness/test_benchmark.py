@@ -184,10 +184,11 @@ def test_rows_that_fail_or_cannot_run_keep_their_place_and_harm_no_other(stub, c
     assert not any(is_running(int(pid)) for pid in pids), "what a row started ends with it"
 
 
-def test_where_no_row_can_run_one_line_says_why_and_the_table_too(stub, capfd):
-    assert stub.main("--rows=needs_gpu,one_way") == 0
+def test_where_no_row_can_run_one_line_says_why_and_nothing_is_written(stub, capfd):
+    assert stub.main("--rows=needs_gpu,one_way") == 2
     why = "needs_gpu: needs an NVIDIA GPU; one_way: has one direction"
-    assert f"stub: none of these rows can be measured here: {why}\n" in capfd.readouterr().err
+    assert capfd.readouterr().err == f"error: stub: none of these rows can be measured here: {why}\n"
+    assert not stub.out.exists()
     assert stub.main("--rows=needs_gpu,first") == 0
     assert "stub: skipped: needs_gpu: needs an NVIDIA GPU\n" in capfd.readouterr().err
 
