@@ -92,7 +92,7 @@ class Parent:
         if "list" in self.flags:
             width = max(map(len, self.benchmark.rows))
             for name, row in self.benchmark.rows.items():
-                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", _missing(name, row)]
+                needs = ["needs an NVIDIA GPU" if row.needs_gpu else "", _missing(name, row) or row.cannot({})]
                 print(f"{name:{width}}  {row.what}", *(f"({need})" for need in needs if need))
             return 0
         out = self._check()

@@ -18,7 +18,8 @@ class Row(NamedTuple):
         needs_gpu: skipped on a CPU.
         framework: one of harness.record.frameworks.FRAMEWORKS; the row is skipped where it is not installed.
         precisions: those that the row has; it is skipped in the others.
-        cannot: constants, and DEVICE → why the row cannot run with them, and is skipped; "" where it can.
+        cannot: constants, and DEVICE → why the row cannot run with them, and is skipped; "" where it can. Of none: what
+            --list says.
         ours: this suite's own; the others are peers.
         environment: what is added to these variables of each of its processes, where it has several on GPUs.
     """

@@ -225,10 +225,11 @@ def test_a_row_whose_framework_is_not_installed_is_skipped_with_what_to_do_and_r
     assert stub.record("of_a_peer")["status"] == "ok"
 
 
-def test_list_says_which_rows_cannot_run_for_want_of_their_framework(stub, without_torch, capsys):
+def test_list_says_which_rows_cannot_run_here(stub, without_torch, capsys):
     assert stub.main("--list") == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["of_a_peer"] == "what it is (not installed: ./run_all.sh --peers)"
+    assert lines["one_way"] == "what it is (has one direction)"
     assert (lines["first"], lines["needs_gpu"]) == ("what it is", "what it is (needs an NVIDIA GPU)")
 
 
