@@ -108,10 +108,12 @@ class LanguageModelTrial(Trial):
         reduction, carry_states: as given to it.
         has_dropout, dropout_rate: whether the timed steps draw dropout masks, and by which rate now.
         time_major: whether its tensors are [time, batch, …].
+        shapes_vary: whether its batches have several lengths, for each of which something may be traced or captured.
         _start: the weights that `restore` comes back to, the embedding first.
     """
 
     time_major = False
+    shapes_vary = False
     # By how large a part the framework's own clipping makes all updates too large, where that is known.
     update_rounding = 0.0
 

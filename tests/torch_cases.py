@@ -34,7 +34,7 @@ def sentence_model(row: str, precision: str, device: str = "cpu", record=run_eag
     captured = row == "torch_lstm_graph"
     kind = stacks.CapturedLSTMStack if captured else stacks.LSTMStack
     stack = kind(start[0], cases.LAYERS, COMPUTE_DTYPE[precision], device)
-    arguments, options = (stack, *start, ("SGD", 1.0)), {"clip_norm": cases.CLIP_NORM}
+    arguments, options = (stack, *start, ("SGD", 1.0)), {"clip_norm": cases.CLIP_NORM, "loss_scale": 1024.0}
     if not captured:
         return sentence_model.TorchSentenceModel(*arguments, **options), reference
     record = record if device == "cpu" else None

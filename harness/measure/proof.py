@@ -146,8 +146,8 @@ class Kernel(NamedTuple):
     `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
     runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
-    [batch], to the host, for a peer whose binding of cuDNN cannot do without. `mask_steps`: of a mask, int32 [batch, steps], that
-    a step may copy besides, for a peer that counts the lengths there.
+    [batch], to the host, for a peer whose binding of cuDNN cannot do without. `copies_mask`: whether a
+    step may copy a mask there, int32 and of the targets' shape, for a peer that counts the lengths of it on the host.
     """
 
     ops: Mapping[str, Any] = {}
@@ -159,7 +159,12 @@ class Kernel(NamedTuple):
     kernels: str = ""
     not_kernels: str = ""
     calls_copying_lengths: int = 0
-    mask_steps: int = 0
+    copies_mask: bool = False
+
+    def lengths_bytes(self, mode: str, sequences: int, steps: int) -> int:
+        """What a step of the mode may copy to the host of a batch of so many sequences, and of so many steps in all of them."""
+        calls = self.calls_copying_lengths * {"forward": 1}.get(mode, 2)
+        return 4 * (calls * sequences + self.copies_mask * steps)
 
     def of_mode(self, mode: str, trial: object) -> "Kernel":
         """What has to be seen in one mode: of the stack alone not the rest; in training also the kernel of the softmax that the
@@ -488,7 +493,7 @@ class Proof:
     def stays_on_device(self, loss: Any, reads: int, copied_bytes: int, lengths_bytes: int = 0) -> None:
         """A timed step: the loss that it returned, how often it read a tensor or waited, and what was copied to the host.
 
-        lengths_bytes: what the row's expected ops allow besides (Kernel.calls_copying_lengths, mask_steps).
+        lengths_bytes: what the row's expected ops allow besides (Kernel.calls_copying_lengths, copies_mask).
         """
         if isinstance(loss, float | np.generic | np.ndarray):
             self.failures.setdefault("host", f"the step returned a {type(loss).__name__}, not a tensor on the device")

@@ -1,6 +1,7 @@
 """A row that is timed step by step: traced and called first, proven, timed in blocks, and held to the end of its blocks."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,10 @@ class StepMeasurement(RowProcess):
                 trial.restore()
                 called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
                 parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
+                if getattr(trial, "shapes_vary", False) and self.device == "gpu":
+                    self._round(
+                        step, batches
+                    )  # what is traced or captured for the other shapes takes memory of its own
                 parts[mode]["memory_peak_bytes"] = self._memory_of(step, batches)  # another mode has none yet
             self._phases.over("first call")
         _ = self.reference  # waited for before the device is asked for
@@ -123,10 +128,13 @@ class StepMeasurement(RowProcess):
         if self.device != "gpu":
             return None
         self.runtime.reset_memory_peak()
+        self._round(step, batches)
+        return self._memory()
+
+    def _round(self, step: Callable, batches: Sequence) -> None:
         for batch in batches:
             step(batch)
         self.runtime.sync()
-        return self._memory()
 
     def _prove(self, trial: Any, mode: str) -> tuple[Proof, dict]:
         """The proof, and the profile of one step."""
@@ -159,8 +167,9 @@ class StepMeasurement(RowProcess):
         with host_reads.counted(self.runtime) as reads:
             loss = step(batches[0])
         profile = self.runtime.profile(lambda: step(batches[0]))
-        of_sequence = kernel.calls_copying_lengths * {"forward": 1}.get(mode, 2) + kernel.mask_steps
-        lengths_bytes = 4 * of_sequence * self._protocol["BATCH_SIZE"] if of_sequence else 0
+        sequences = self._protocol["BATCH_SIZE"] if kernel.calls_copying_lengths else 0
+        steps = math.prod(batches[0][1].shape) if kernel.copies_mask else 0
+        lengths_bytes = kernel.lengths_bytes(mode, sequences, steps)
         proof.stays_on_device(loss, len(reads), profile["to_host_bytes"], lengths_bytes)
         proof.what_ran(profile, kernel, self.device)
         self._phases.over("proof: profile")

@@ -29,17 +29,27 @@ def captured(
     return replay
 
 
-def cuda_graph(function: Callable[[], None], pool: tuple[int, int] | None = None) -> Callable[[], None]:
+class SharedMemory:
+    """Memory that graphs share which never run at once: what one of them has written the next one's replay may overwrite.
+
+    PyTorch gives a freed block back to its own stream alone, so all of them are captured on one; and it takes no pool again whose
+    graphs are all gone.
+    """
+
+    def __init__(self) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+
+def cuda_graph(function: Callable[[], None], shared: SharedMemory | None = None) -> Callable[[], None]:
     """Warm up on a side stream, capture (which runs nothing), and return the graph's replay; as PyTorch's manual has it.
 
     Both on one stream: autograd sends each gradient back on the stream of its forward op, and a capture may not wait for another.
 
     Args:
         function: as of `captured`.
-        pool: of torch.cuda.graph_pool_handle(): memory that graphs share which never run at once; what one of them has written
-            the next one's replay may overwrite. None: its own.
+        shared: the graph's memory, with others; None: its own.
     """
-    stream = torch.cuda.Stream()
+    stream, pool = (shared.stream, shared.pool) if shared else (torch.cuda.Stream(), None)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):

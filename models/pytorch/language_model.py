@@ -52,7 +52,6 @@ class TorchLanguageModel(trial.LanguageModelTrial):
 
     time_major = True
     _captured = False
-    _dynamic = False  # of torch.compile: a head for each shape; None: one for all, from the second shape on
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             aligned = kernel.shape[1] * kernel.element_size() % 16 == 0
             options = {} if aligned else {"force_shape_pad": True}
             self._head_of, self._drop = (
-                torch.compile(function, dynamic=self._dynamic, fullgraph=True, options=options)
+                torch.compile(function, dynamic=False, fullgraph=True, options=options)
                 for function in (self._head, self._dropout)
             )
 
@@ -213,8 +212,11 @@ class TorchLanguageModel(trial.LanguageModelTrial):
             hidden = self._dropout(hidden)
         logits = torch.addmm(bias, hidden.flatten(0, -2), kernel)
         wide = logits.float() if self._half else logits
-        total = functional.cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=IGNORED)
-        count = self._sequences(targets) if self.reduction == "sum_over_time" else targets.numel()
+        if self.reduction == "sum_over_time":
+            count, ignored = self._sequences(targets), {"ignore_index": IGNORED}
+        else:
+            count, ignored = targets.numel(), {}
+        total = functional.cross_entropy(wide, targets.flatten(), reduction="sum", **ignored)
         return total / count, logits.unflatten(0, targets.shape)
 
     def _sequences(self, targets: Tensor) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from models.pytorch.graph import cuda_graph
+from models.pytorch.graph import SharedMemory, cuda_graph
 from models.pytorch.language_model import CapturedLanguageModel, TorchLanguageModel
 from models.reference.expected import without_padding
 from models.reference.networks import IGNORED
@@ -29,6 +29,8 @@ class TorchSentenceModel(TorchLanguageModel):
     Args:
         arguments, options: of TorchLanguageModel; the reduction is "sum_over_time".
     """
+
+    shapes_vary = True
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, reduction="sum_over_time", **options)
@@ -81,7 +83,7 @@ class CapturedSentenceModel(CapturedLanguageModel):
         arguments, options: of CapturedLanguageModel; the reduction is "sum_over_time".
     """
 
-    _dynamic = None
+    shapes_vary = True
     _any_shape = True
 
     def __init__(self, *arguments, pad: Callable[[int], int], record: Callable | None = None, **options) -> None:
@@ -90,8 +92,8 @@ class CapturedSentenceModel(CapturedLanguageModel):
 
     def _graph(self, function: Callable[[], None]) -> Callable[[], None]:
         """All graphs of a kind of step share their memory, since none runs at the same time as another."""
-        if not self._graphs:  # PyTorch takes no handle again whose last graph is gone
-            self._memory = torch.cuda.graph_pool_handle()
+        if not self._graphs:
+            self._memory = SharedMemory()
         return cuda_graph(function, self._memory)
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -102,6 +104,15 @@ class CapturedSentenceModel(CapturedLanguageModel):
 
     def _staged_targets(self, targets):
         return self.stage(targets, targets, None)[1]
+
+    def _loss(self, tokens, targets, states, training):
+        torch._dynamo.mark_dynamic(targets, 0)
+        return super()._loss(tokens, targets, states, training)
+
+    def _hidden(self, tokens, states, training):
+        hidden, final_states = super()._hidden(tokens, states, training)
+        torch._dynamo.mark_dynamic(hidden, 0)  # one compiled head for all lengths
+        return hidden, final_states
 
     def outputs(self) -> dict[str, np.ndarray]:
         """As CapturedLanguageModel's, cut to the first batch's longest sentence; 0 after each sentence's end."""

@@ -24,6 +24,8 @@ class SentenceModel(LanguageModel):
         arguments, options: of LanguageModel; the reduction is "sum_over_time".
     """
 
+    shapes_vary = True
+
     def __init__(self, *arguments, pad: Callable[[int], int], give_lengths: bool, **options) -> None:
         self.pad, self.give_lengths = pad, give_lengths
         super().__init__(*arguments, reduction="sum_over_time", **options)

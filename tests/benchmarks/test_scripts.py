@@ -329,6 +329,10 @@ def test_rows_of_sentences_differ_in_padding_and_lengths_and_in_nothing_else():
     in_pytorch = {row: models.pop(row) for row in script.TORCH}
     for model in in_pytorch.values():
         assert (model.optimizer.learning_rate, model.clip_norm) == (c.LEARNING_RATE, c.CLIP_NORM)
+    expected = {
+        row: made.expected_ops(SimpleNamespace(NUM_LAYERS=2, DEVICE="gpu")) for row, made in script.ROWS_TABLE.items()
+    }
+    assert [row for row, ops in expected.items() if ops.get("copies_mask")] == ["keras_cudnn"]
     longest = [tokens.shape[1] for tokens, *_ in script.start(c, text)[2]]
     steps = {
         row: [targets.shape[not model.stack.time_major] for _, targets in model.batches]

@@ -384,21 +384,23 @@ def test_step_may_copy_its_metrics_and_no_input(parts, copied, failed):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-@pytest.mark.parametrize("mask_steps", [0, 50])
 @pytest.mark.parametrize(("mode", "passes"), [("forward", 1), ("train", 2), ("stack", 2)])
-def test_step_may_copy_what_its_expected_ops_name_the_lengths_once_per_pass_and_a_mask(
-    parts, mode, passes, mask_steps, more
-):
-    allowed = TO_HOST_LIMIT + (3 * passes + mask_steps) * 4 * BATCH_SIZE
+def test_step_may_copy_the_lengths_that_its_expected_ops_name_once_per_pass(parts, mode, passes, more):
+    allowed = TO_HOST_LIMIT + 3 * passes * 4 * BATCH_SIZE
     part = parts(
         measurement,
         "steps",
         lambda trial, runtime: setattr(runtime, "to_host_bytes", allowed + more),
         calls_copying_lengths=3,
-        mask_steps=mask_steps,
     )[mode]
     assert part["proof"]["failed"] == (["host"] if more else [])
     assert not more or f"limit {allowed}" in part["reason"]
+
+
+def test_a_row_that_copies_its_mask_may_copy_no_more_than_that():
+    """The int32 mask of 20 sequences of 20 steps, and nothing for the lengths beyond what any step may copy."""
+    assert Kernel(copies_mask=True).lengths_bytes("train", 20, 400) == 1600
+    assert Kernel().lengths_bytes("train", 20, 400) == 0
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ ptb_model = functools.partial(of_ptb, model_of)
 ROWS = [name for name, made in rows.PYTORCH.items() if not made.needs_gpu]
 EAGER = [name for name in ROWS if name != "torch_compile"]
 CAPTURED = ["captured", "captured cells"]
+SENTENCES = [
+    ("torch_packed", "torch_lstm"),
+    ("torch_lstm_graph", "torch_lstm_graph"),
+]  # row, and that of ptb.py it runs as
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------
@@ -71,19 +75,17 @@ def test_16_bit_row_passes_its_proof_and_fails_that_of_fp32(row, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("row", ["torch_packed", "torch_lstm_graph"])
-@pytest.mark.usefixtures("op_by_op")
-def test_sentences_pass_their_proof(row, precision):
+@pytest.mark.parametrize(("row", "runs_as"), SENTENCES)
+def test_sentences_pass_their_proof(row, runs_as, precision):
     runtime = torch_cases.make_runtime("cpu", precision)
     trial, reference = torch_cases.sentence_model(row, precision)
     trial.require_words(cases.sentences()[0][2])
-    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of("torch_lstm", "cpu"), runtime)
+    proof = cases.prove(trial, "train", precision, reference, torch_cases.kernel_of(runs_as, "cpu"), runtime)
     assert proof.record()["ok"], proof.record()["reason"]
 
 
-@pytest.mark.parametrize("row", ["torch_packed", "torch_lstm_graph"])
-@pytest.mark.usefixtures("op_by_op")
-def test_sentences_that_end_a_word_early_fail_their_proof(row, monkeypatch):
+@pytest.mark.parametrize(("row", "runs_as"), SENTENCES)
+def test_sentences_that_end_a_word_early_fail_their_proof(row, runs_as, monkeypatch):
     runtime = torch_cases.make_runtime("cpu", "fp32")
     packed, padded = TorchSentenceModel.stage, CapturedSentenceModel.stage
 
@@ -98,28 +100,42 @@ def test_sentences_that_end_a_word_early_fail_their_proof(row, monkeypatch):
     monkeypatch.setattr(TorchSentenceModel, "stage", short)
     monkeypatch.setattr(CapturedSentenceModel, "stage", without_last_words)
     trial, reference = torch_cases.sentence_model(row, "fp32")
-    proof = cases.prove(trial, "train", "fp32", reference, torch_cases.kernel_of("torch_lstm", "cpu"), runtime)
+    proof = cases.prove(trial, "train", "fp32", reference, torch_cases.kernel_of(runs_as, "cpu"), runtime)
     assert {"outputs", "loss", "gradients"} <= set(proof.record()["failed"])
+    assert "kernel" not in proof.record()["failed"]
 
 
 @pytest.mark.usefixtures("op_by_op")
 def test_padded_sentences_have_a_graph_for_each_length_and_leave_the_padding_out():
     trial, _ = torch_cases.sentence_model("torch_lstm_graph", "fp32")
     losses = trial.train_steps(6)
-    assert set(trial._graphs) == {(cases.STEPS + 3, cases.BATCH), (cases.STEPS + 1, cases.BATCH)}
+    lengths = [tokens.shape[1] for tokens, *_ in cases.sentences()[0][2]]
+    assert len(set(lengths)) == cases.BATCHES and [*trial._graphs] == [(length + 3, cases.BATCH) for length in lengths]
     packed, _ = torch_cases.sentence_model("torch_packed", "fp32")
     np.testing.assert_allclose(losses, packed.train_steps(6), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("op_by_op")
 def test_graphs_of_padded_sentences_share_their_memory_while_one_of_them_lives(monkeypatch):
-    """PyTorch takes no handle again whose graphs are all gone: those of another kind of step have memory of their own."""
-    used, handles = [], itertools.count()
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
-    monkeypatch.setattr(sentence_model, "cuda_graph", lambda function, pool: used.append(pool) or run_eagerly(function))
+    """PyTorch takes no pool again whose graphs are all gone: those of another kind of step have memory of their own."""
+    used, made = [], itertools.count()
+    monkeypatch.setattr(sentence_model, "SharedMemory", lambda: next(made))
+    monkeypatch.setattr(
+        sentence_model, "cuda_graph", lambda function, shared: used.append(shared) or run_eagerly(function)
+    )
     trial, _ = torch_cases.sentence_model("torch_lstm_graph", "fp32", record=None)
-    trial.train_steps(3), trial.forward_losses(3), trial.train_steps(3)
-    assert used == [0, 0, 1, 1, 2, 2]
+    trial.train_steps(6), trial.forward_losses(6), trial.train_steps(6)
+    assert used == [kind for kind in range(3) for _ in trial.batches]
+
+
+@pytest.mark.slow
+def test_one_compiled_head_serves_padded_sentences_of_all_lengths():
+    trial, _ = torch_cases.sentence_model("torch_lstm_graph", "fp32")
+    torch._dynamo.utils.counters.clear()
+    trial.train_steps(6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    trial.forward_losses(6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "that of an evaluation draws no gradients"
 
 
 @pytest.mark.parametrize("ptb", [False, True], ids=["adam, mean", "sgd, clipped, states carried"])
