@@ -80,7 +80,10 @@ TORCH = {  # row → (what it is, the row of the language model that it runs as)
     ),
 }
 WAVEFRONT = ("wavefront", "wavefront_persistent")
-KERAS = {"keras": False, "keras_cudnn": True}  # row → use_cudnn
+KERAS = {
+    "keras": "keras.layers.LSTM(use_cudnn=False), vanilla LSTM",
+    "keras_cudnn": "keras.layers.LSTM(use_cudnn=True)",
+}
 
 
 def expected_ops(c):
@@ -97,7 +100,7 @@ def of_way(row):
         return Row(
             f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
         )
-    layer = f"keras.layers.LSTM(use_cudnn={KERAS[row]})" if row in KERAS else "WavefrontLSTM"
+    layer = KERAS.get(row, "WavefrontLSTM")
     return of_language_model(row, f"{layer}, {what}")
 
 
@@ -181,7 +184,7 @@ def in_tensorflow(row, c, measurement, given):
         kind = PersistentWavefrontStack if row == "wavefront_persistent" else WavefrontStack
         stack = kind(weights, c.NUM_LAYERS, dtype)
     elif row in KERAS:
-        stack = KerasLSTM(weights, c.NUM_LAYERS, dtype, use_cudnn=KERAS[row])
+        stack = KerasLSTM(weights, c.NUM_LAYERS, dtype, use_cudnn=row == "keras_cudnn")
     else:
         stack = CudnnStack(weights, c.NUM_LAYERS, dtype, use_cudnn=measurement.device == "gpu")
     longest = max(tokens.shape[1] for tokens, _, _ in batches)

@@ -137,6 +137,12 @@ def head(rows: Sequence[Mapping]) -> list[str]:
     return lines + [f"- {plain(note)}" for note in notes]
 
 
+def variables_of_all(record: Mapping) -> str | None:
+    """Those variables of the environment that steer no one framework."""
+    variables = value_at(record, "environment.variables")
+    return None if variables is None else str(frameworks.variables_of((), variables))
+
+
 def differences(rows: Sequence[Mapping]) -> list[str]:
     """One line each for what makes the rows of one table hard to compare: machine, data, code or settings."""
     names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
@@ -148,7 +154,9 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
         for name in names
         if name not in ENVIRONMENT and any(len(spread(group, environment_package(name))) > 1 for group in alike)
     }
-    facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of, "variables of the environment": variables_of}
+    facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of}
+    if any(len(spread(group, variables_of)) > 1 for group in alike) or len(spread(rows, variables_of_all)) > 1:
+        facts["variables of the environment"] = variables_of
     different = [f"{key} {in_words(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
     names = dict.fromkeys(name for record in rows for name in settings.of(record["config"]))

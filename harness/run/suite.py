@@ -352,7 +352,7 @@ def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, pre
     if not estimate.Estimate(preset, device).known:
         return f"{text}; for how long, the progress says after the first of them"
     seconds = factor * sum(part.preparation_s + part.rows_s for part in parts)
-    own = [name for name in found.values if name not in ("ROWS", "CONFIG", "PRECISION", "SEED")]
+    own = [name for name in found.values if name not in ("ROWS", "PRECISION", "SEED")]
     than = f", reckoned without your --{own[0].lower().replace('_', '-')}" if own else ""
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"
 

@@ -127,6 +127,8 @@ def test_the_profiler_is_right_where_it_sees_something_else():
     for ops, kind in (({"loop:Slice": 17, "loop:CudnnRNNV3": 1}, layers.CUDNN),  # steps_per_execution
                       ({"xla:XlaCustomCallV2": 1, "xla:MatMul": 2}, layers.PERSISTENT)):  # fmt: skip
         assert layers.seen({"ops": {}, "scopes": {"0": {"ops": ops, "kernels": {}}}}, 0).kind == kind
+    kernels = {"ops": {"xla:MatMul": 5}, "kernels": {"lstm_wavefront_forward": 0.2}}
+    assert layers.seen({"ops": {}, "scopes": {"0": kernels}}, 0).kind == layers.PERSISTENT
     assert layers.seen({"ops": {"eager:MatMul": 9}, "scopes": {}}, 0).kind == layers.EAGER
     assert layers.seen({"ops": {}, "scopes": {}}, 0).kind == layers.NOTHING
 

@@ -255,6 +255,14 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert (
         "**Not one environment**: variables of the environment XLA_FLAGS=--xla_gpu_autotune_level=0 (`keras`)" in text
     )
+    of_torch = {
+        "variables": {"TORCH_CUDA_ARCH_LIST": "9.0a"}
+    }  # in every row's process, and of no matter to TensorFlow's
+    torch_row = make("torch_lstm", environment=of_torch | {"tensorflow": None, "torch": "2.15.0"})
+    text = page_of(tmp_path / "torch", make(environment=of_torch), torch_row)
+    assert (
+        "none set; but TORCH_CUDA_ARCH_LIST=9.0a in `torch_lstm" in text and "variables of the environment" not in text
+    )
     same = page_of(tmp_path / "same", make(), make("keras_cudnn", environment={"cudnn": None, "date": "2026-02-01"}))
     assert "Not one" not in same and "2026-01-31 to 2026-02-01" in same
 
