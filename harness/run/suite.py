@@ -213,7 +213,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
         raise UserError(options.NO_TF32)
     preset = found.preset or ("full" if gpu else "quick")
-    planned = plan(found, chosen, headers, preset, _rows(found, chosen, folder))
+    planned = plan(found, chosen, headers, preset, _rows(found, chosen, headers, folder))
     locate(found.data)
     environments.require()
     peers = "peers" in found.flags
@@ -380,12 +380,23 @@ def _asked_for_gpu(found: Options) -> bool:
     return gpu
 
 
-def _rows(found: Options, chosen: Sequence[str], folder: Path) -> dict[str, list[str]] | None:
+def _rows(
+    found: Options, chosen: Sequence[str], headers: Mapping[str, Header], folder: Path
+) -> dict[str, list[str]] | None:
     """The rows of each script where the user named some, every one of which has to be known; None otherwise."""
     if "ROWS" not in found.values:
         return None
+    asked = str(found.values["ROWS"])
     rows = {name: row_names(text) for name, text in list_rows(folder, chosen).items()}
-    options.rows(str(found.values["ROWS"]), dict.fromkeys(row for names in rows.values() for row in names))
+    known = dict.fromkeys(row for names in rows.values() for row in names)
+    try:
+        options.rows(asked, known)
+    except UserError as error:
+        unknown = {row.strip() for row in asked.split(",")} - {*known, ""}
+        others = list_rows(folder, [name for name in headers if name not in chosen])
+        if having := [name for name, text in others.items() if unknown and min(unknown) in row_names(text)]:
+            raise UserError(f"{error}; --only={','.join(having)} has {min(unknown)}") from None
+        raise
     return rows
 
 
@@ -460,7 +471,7 @@ def check(argv: Sequence[str], folder: Path = BENCHMARKS) -> int:
     try:
         headers = read_headers(folder)
         found, chosen = parse(argv, headers)
-        rows = _rows(found, chosen, folder)
+        rows = _rows(found, chosen, headers, folder)
         for preset in PRESETS:
             plan(found, chosen, headers, preset, rows)
         locate(found.data)

@@ -235,6 +235,14 @@ def test_rows_go_to_the_scripts_that_have_them_and_the_others_are_named(scripts,
     assert "left out, having none of --rows: mnist" in capsys.readouterr().out
 
 
+def test_a_row_of_a_script_that_is_not_asked_for_is_said_to_be_there(scripts, capsys):
+    assert run(scripts, "--only=mnist,ptb", "--rows=row_of_scaling,keras") == 2
+    known = "Known: keras, row_of_mnist, row_of_ptb"
+    error = f"error: --rows=row_of_scaling: no such row. {known}; --only=scaling has row_of_scaling\n"
+    assert capsys.readouterr().err == error
+    assert started(scripts) == []
+
+
 @pytest.mark.parametrize("asks", ["", "--only=ptb,scaling", "--rows=keras"])
 def test_script_that_compares_goes_with_a_single_row_where_it_is_asked_for(scripts, capsys, asks):
     (scripts / "scaling.alone").touch()
