@@ -139,7 +139,8 @@ def test_list_imports_the_standard_library_and_this_project_alone(command):
 
 
 def run_of_rows(folder: Path, count: int = 100) -> Path:
-    """The committed run of most pictures, cut or filled up to so many rows of figures: whole configs, its benchmarks in turn."""
+    """The committed run of most pictures, cut or filled up to so many rows of figures: whole configs, its benchmarks that have
+    pictures in turn."""
     run = max(PROJECT.glob("results/*/"), key=lambda path: len(list(path.glob("*.png"))))
     folder.mkdir(exist_ok=True)
     shutil.copytree(run / "layout", folder / "layout")
@@ -147,7 +148,8 @@ def run_of_rows(folder: Path, count: int = 100) -> Path:
     (folder / "rows").mkdir()
     configs: dict[str, dict[tuple, list[dict]]] = {}
     for record in (json.loads(path.read_text()) for path in sorted((run / "rows").glob("*.json"))):
-        if record["status"] == "ok":  # skipped rows have little to draw
+        drawn = any(run.glob(f"{record['benchmark']}.*.png"))
+        if record["status"] == "ok" and drawn:  # skipped rows have little to draw
             of_config = configs.setdefault(record["benchmark"], {})
             of_config.setdefault((record["config"]["CONFIG"], record["precision"]), []).append(record)
     in_turn = itertools.chain.from_iterable(

@@ -53,9 +53,8 @@ def h200(monkeypatch):
 
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-CHIPS = {
-    "NVIDIA H200": (132, 232448, 90)
-}  # by the name in a record, what nvrtc.chip() finds: of other GPUs no point is read
+# GPUs of a record, of which nvrtc.chip() finds the same: of others no point is read.
+CHIPS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 DTYPES = {"tf32": "tf32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 SIZES = ("NUM_LAYERS", "UNITS", "BATCH_SIZE")
 
@@ -94,6 +93,8 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
             continue
         if config.get("STREAM"):  # one step a call: the host's time, with a spread far over LIMIT
             continue
+        if xla["mode"] == "fit":  # a whole training, in mnist of another loop too
+            continue
         num_layers, units, batch = (config[name] for name in SIZES)
         masked = xla["benchmark"] == "ptb_sentences"
         time = config["MAX_WORDS"] if masked else config["TIME_STEPS"]
@@ -130,7 +131,7 @@ def wrong_choices(monkeypatch) -> list[str]:
 
 def test_no_committed_time_is_slower_than_the_better_one(h200, monkeypatch):
     names = [point.name for point in points()]
-    assert len(names) > 50 and any("units_2048" in name for name in names)
+    assert len(names) > 35 and any("units_2048" in name for name in names)
     assert any(point.masked for point in points())
     assert wrong_choices(monkeypatch) == []
 
