@@ -237,9 +237,8 @@ class LanguageModelTrial(Trial):
             for name, staged, wanted, padding in zip(
                 ("tokens", "targets"), self._words(number), given, (0, IGNORED), strict=False
             ):
-                further = staged.shape[1] - wanted.shape[1]
-                if further >= 0:
-                    wanted = np.pad(wanted, ((0, 0), (0, further)), constant_values=padding)
+                if wanted.shape[1] <= staged.shape[1]:
+                    wanted = padded(wanted, staged.shape[1], padding)
                 if not np.array_equal(staged, wanted):
                     raise ValueError(f"batch {number + 1}: the row has other {name} than the script gave it")
 
@@ -323,6 +322,11 @@ class LanguageModelTrial(Trial):
     def _batch_major(self, array: np.ndarray) -> np.ndarray:
         """[batch, time, …] from the network's own order, and the other way round: they differ in the first two axes."""
         return array.swapaxes(0, 1) if self.time_major else array
+
+
+def padded(ids: np.ndarray, steps: int, value: int) -> np.ndarray:
+    """Words [batch, time] as [batch, steps], with `value` after them."""
+    return np.pad(ids, ((0, 0), (0, steps - ids.shape[1])), constant_values=value)
 
 
 def flat(states: Any) -> list:

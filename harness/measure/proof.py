@@ -146,8 +146,8 @@ class Kernel(NamedTuple):
     `train_ops`: as `ops`, of what a training step alone has, such as its optimizer. `passes`: expression of an op → how often it
     runs in one forward pass, and in one training step; a count that leaves room for another forward pass fails.
     `calls_copying_lengths`: calls of a forward pass, and as many of a backward pass, that may copy the sequences' lengths, int32
-    [batch], to the host, for a peer whose binding of cuDNN cannot do without. `copies_mask`: whether a
-    step may copy a mask there, int32 and of the targets' shape, for a peer that counts the lengths of it on the host.
+    [batch], to the host, for a peer whose binding of cuDNN cannot do without. `copies_mask`: whether a step may copy a mask
+    there, int32 and of the targets' shape, for a peer that counts the lengths on the host.
     """
 
     ops: Mapping[str, Any] = {}

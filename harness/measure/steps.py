@@ -74,9 +74,8 @@ class StepMeasurement(RowProcess):
                 called_s, _ = clocks.seconds_of(lambda step=step, batch=batches[0]: step(batch), self.runtime.sync)
                 parts[mode] = {"first_call_s": traced_s[mode] + called_s, "flops_per_batch": flops}
                 if getattr(trial, "shapes_vary", False) and self.device == "gpu":
-                    self._round(
-                        step, batches
-                    )  # what is traced or captured for the other shapes takes memory of its own
+                    # What is traced or captured for the other shapes takes memory of its own.
+                    self._round(step, batches)
                 parts[mode]["memory_peak_bytes"] = self._memory_of(step, batches)  # another mode has none yet
             self._phases.over("first call")
         _ = self.reference  # waited for before the device is asked for

@@ -259,7 +259,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
             held.note({**about, "slowness": round(slowness, 2)})
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device)}")
         for job, ran in both:
-            if job in without:
+            if ran["left_out"]:
                 say(f"left out: {job}: {ran['left_out']}")
         for job, row in alone.items():
             say(

@@ -17,6 +17,7 @@ from models.pytorch.graph import SharedMemory, cuda_graph
 from models.pytorch.language_model import CapturedLanguageModel, TorchLanguageModel
 from models.reference.expected import without_padding
 from models.reference.networks import IGNORED
+from models.trial import padded
 
 
 class TorchSentenceModel(TorchLanguageModel):
@@ -97,10 +98,10 @@ class CapturedSentenceModel(CapturedLanguageModel):
         return cuda_graph(function, self._memory)
 
     def stage(self, tokens: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
-        return super().stage(self._longer(tokens, 0), self._longer(targets, IGNORED))
+        return super().stage(self._padded_ids(tokens, 0), self._padded_ids(targets, IGNORED))
 
-    def _longer(self, ids: np.ndarray, value: int) -> np.ndarray:
-        return np.pad(ids, ((0, 0), (0, self.pad(ids.shape[1]) - ids.shape[1])), constant_values=value)
+    def _padded_ids(self, ids: np.ndarray, value: int) -> np.ndarray:
+        return padded(ids, self.pad(ids.shape[1]), value)
 
     def _staged_targets(self, targets):
         return self.stage(targets, targets, None)[1]

@@ -13,6 +13,7 @@ from models.cudnn.checks import Lengths
 from models.reference.expected import without_padding
 from models.reference.networks import IGNORED
 from models.tf.language_model import LanguageModel
+from models.trial import padded
 
 
 class SentenceModel(LanguageModel):
@@ -37,7 +38,7 @@ class SentenceModel(LanguageModel):
         return (tokens, staged), targets
 
     def _padded(self, ids: np.ndarray, value: int) -> np.ndarray:
-        return np.pad(ids, ((0, 0), (0, self.pad(ids.shape[1]) - ids.shape[1])), constant_values=value)
+        return padded(ids, self.pad(ids.shape[1]), value)
 
     def _staged_targets(self, targets):
         targets = self._padded(targets, IGNORED)

@@ -36,10 +36,8 @@ ptb_model = functools.partial(of_ptb, model_of)
 ROWS = [name for name, made in rows.PYTORCH.items() if not made.needs_gpu]
 EAGER = [name for name in ROWS if name != "torch_compile"]
 CAPTURED = ["captured", "captured cells"]
-SENTENCES = [
-    ("torch_packed", "torch_lstm"),
-    ("torch_lstm_graph", "torch_lstm_graph"),
-]  # row, and that of ptb.py it runs as
+# Rows of ptb_sentences.py, and those of ptb.py that they run as.
+SENTENCES = [("torch_packed", "torch_lstm"), ("torch_lstm_graph", "torch_lstm_graph")]
 
 
 # --- against the reference ----------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def wrong_choices(monkeypatch) -> list[str]:
 
 def test_no_committed_time_is_slower_than_the_better_one(h200, monkeypatch):
     names = [point.name for point in points()]
-    assert len(names) > 35 and any("units_2048" in name for name in names)
+    assert len(names) > 40 and any("units_2048" in name for name in names)
     assert any(point.masked for point in points())
     assert wrong_choices(monkeypatch) == []
 
