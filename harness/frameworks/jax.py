@@ -139,9 +139,13 @@ class JaxRuntime:
             counts once per program, however often it ran; calls of jitted functions count as "program", and so do ops outside
             of them. On a CPU there are no kernels, and "launches" are the instructions of every program times its calls.
         """
+        options = self._jax.profiler.ProfileOptions()
+        options.python_tracer_level = (
+            0  # of every Python call there is; it hooks into every thread, also of other libraries
+        )
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
-            self._jax.profiler.start_trace(folder)
+            self._jax.profiler.start_trace(folder, profiler_options=options)
             try:
                 with self._jax.profiler.TraceAnnotation(PROFILED):
                     function()
