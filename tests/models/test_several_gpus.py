@@ -1,7 +1,8 @@
-"""The code of docs/several-gpus.md trains as one device with the whole batch does: on two devices, and in two processes."""
+"""What docs/several-gpus.md shows trains as one device with the whole batch does: two processes, and two devices of one."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from harness.run import workers
 
 PROJECT = Path(__file__).resolve().parents[2]
+TEXT = (PROJECT / "docs" / "several-gpus.md").read_text()
 FILES = re.compile(r"<!-- (\w+\.py) -->\n\n```python\n(.*?)```", re.DOTALL)
+SHELL = re.compile(r"^    for rank in 0 1; do\n.*?^    done; wait$", re.DOTALL | re.MULTILINE)
+ALONE = '{"cluster": {"worker": ["127.0.0.1:15000"]}, "task": {"type": "worker", "index": 0}}'
+KEEP = """import numpy
+numpy.savez(f"{rank}_of_{processes}.npz", history.history["loss"], *model.get_weights())
+"""  # what is printed side by side may come mixed
 TWO_DEVICES = """import tensorflow as tf
 
 [cpu] = tf.config.list_physical_devices("CPU")
@@ -21,50 +28,94 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 
 
 @pytest.fixture
-def code(tmp_path, monkeypatch):
-    """The document's files in a folder beside the layer, as it is named there."""
-    for name, text in FILES.findall((PROJECT / "docs" / "several-gpus.md").read_text()):
-        (tmp_path / name).write_text(text.replace("15000", str(workers.free_ports(["127.0.0.1"])[0])))
+def folder(tmp_path, monkeypatch):
+    """The document's files beside the layer, as it is named there."""
+    for name, text in FILES.findall(TEXT):
+        (tmp_path / name).write_text(text)
+    with (tmp_path / "train.py").open("a") as file:
+        file.write(KEEP)
     (tmp_path / "wavefront_lstm").symlink_to(PROJECT / "models" / "wavefront")
-    for name, value in {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}.items():
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 
 
-def start(folder, name, **environment):
+def start(folder, *command, **environment):
     return subprocess.Popen(
-        [sys.executable, name],
+        command,
         cwd=folder,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": "", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def losses(process):
+def printed(process):
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err[-2000:]
-    return np.array([float(word) for word in out.splitlines()[-1].split()[1:]])
+    return out
 
 
 def of_devices(folder, devices):
     (folder / f"on_{devices}.py").write_text(TWO_DEVICES.format(devices=devices) + (folder / "two_gpus.py").read_text())
-    return losses(start(folder, f"on_{devices}.py"))
+    last = printed(start(folder, sys.executable, f"on_{devices}.py")).splitlines()[-1]
+    return np.array(last.split()[1:], float)
 
 
 @pytest.mark.slow
-def test_fit_on_two_devices_and_a_loop_in_two_tasks_have_the_losses_of_one_device(code):
-    alone = of_devices(code, 1)
+def test_fit_under_mirrored_strategy_has_the_losses_of_one_device(folder):
+    alone = of_devices(folder, 1)
     assert len(alone) == 2 and alone[1] < alone[0]
-    np.testing.assert_allclose(of_devices(code, 2), alone, rtol=1e-5)
+    np.testing.assert_allclose(of_devices(folder, 2), alone, rtol=1e-5)
+
+
+def with_free_ports(text):
+    for port, free in zip(("15000", "15001"), workers.free_ports(["127.0.0.1"] * 2), strict=True):
+        text = text.replace(port, str(free))
+    return text
+
+
+def kept(folder, rank, processes):
+    """The losses of a task [epochs], and its weights; not to be found again."""
+    file = folder / f"{rank}_of_{processes}.npz"
+    with np.load(file) as found:
+        losses, *weights = found.values()
+    file.unlink()
+    return losses, weights
+
+
+def check_two_tasks(folder, alone):
+    losses, weights = alone
+    (first, of_first), (second, of_second) = (kept(folder, rank, 2) for rank in range(2))
+    np.testing.assert_allclose((first + second) / 2, losses, rtol=1e-5)
+    assert not np.allclose(first, second)  # they are of other sequences
+    for one, other, wanted in zip(of_first, of_second, weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_fit_in_two_tasks_of_a_shell_or_of_slurm_trains_as_one_does_clipped_too(folder):
+    printed(start(folder, sys.executable, "train.py", TF_CONFIG=with_free_ports(ALONE)))
+    alone = kept(folder, 0, 1)
+    assert len(alone[0]) == 2 and alone[0][1] < alone[0][0]
+    [loop] = SHELL.findall(TEXT)
+    printed(start(folder, shutil.which("bash"), "-c", with_free_ports(loop), PATH=f"{folder}:{os.environ['PATH']}"))
+    check_two_tasks(folder, alone)
+
+    (folder / "summed.py").write_text(with_free_ports((folder / "summed.py").read_text()))
     # Two tasks of one node: TensorFlow listens on all addresses, and the resolver gives two hosts one port.
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_TASKS_PER_NODE": "2"}
     step["CUDA_VISIBLE_DEVICES"] = "0,1"  # the resolver counts them; there is no GPU behind them
-    tasks = [start(code, "two_hosts.py", SLURM_PROCID=str(rank), **step) for rank in range(2)]
+    tasks = [start(folder, sys.executable, "train.py", SLURM_PROCID=str(rank), **step) for rank in range(2)]
     try:
         for task in tasks:
-            np.testing.assert_allclose(losses(task), alone, rtol=1e-5)
+            printed(task)
     finally:
         for task in tasks:
             task.kill()
+    check_two_tasks(folder, alone)
