@@ -67,8 +67,8 @@ PRECISION = "fp32"
 import json
 import sys
 if "--plan" in sys.argv:
-    plan = {"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0, "at_once": 1, "gpus": 1}
-    plan |= {"left_out": "", "alone": ""}
+    plan = {"script": "x", "rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0}
+    plan |= {"at_once": 1, "gpus": 1, "left_out": "", "alone": ""}
     print(json.dumps(plan))
     sys.exit()
 print("row starts")

@@ -61,9 +61,8 @@ class Estimate:
         self._slowness = found.get("slowness", 1.0)  # of the machine that these seconds are of
 
     def first(self, script: str, row: str, framework: str) -> Seconds:
-        """Of a row's first process, at one point; `script`: its name, with " --train" for PTB's schedule."""
-        own = self._seconds.get(script, {})
-        known = own.get(row, own.get(framework))
+        """Of a row's first process, at one point; `script`: as `_of` takes it."""
+        known = next((own[name] for own in self._of(script) for name in (row, framework) if name in own), None)
         if known is None:
             return Seconds(UNKNOWN_S)
         whole, alone = known if isinstance(known, list) else (known, 0.0)
@@ -92,8 +91,18 @@ class Estimate:
 
     def preparation_s(self, script: str) -> float:
         """Of finding the data, of the float64 reference, of the large matmul, of the tables."""
-        known = self._seconds.get(script, {}).get("preparation")
+        known = next((own["preparation"] for own in self._of(script) if "preparation" in own), None)
         return UNKNOWN_S if known is None else known / self._slowness
+
+    def knows(self, script: str) -> bool:
+        """Whether a script's config has been measured, not another one of it."""
+        return script in self._seconds
+
+    def _of(self, script: str) -> list[dict]:
+        """What is known of a script as it is started, "ptb --train --config=small": of that config, then of its others."""
+        of_all = script.partition(" --config=")[0]
+        others = [rows for name, rows in self._seconds.items() if name.partition(" --config=")[0] == of_all]
+        return [self._seconds.get(script, {}), *others]
 
 
 @functools.lru_cache
@@ -133,8 +142,8 @@ def _first_of(record: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Print, for the table, what rows took (the median of these runs, of each the mean of a row's points and configs), and how
-    slow the machine was at the start of each run; the exit status."""
+    """Print, for the table, what rows took in each config (the median of these runs, of each the mean of a row's points), and
+    how slow the machine was at the start of each run; the exit status."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     try:
         if not runs:
@@ -155,13 +164,21 @@ def main(runs: Sequence[str]) -> int:
     return 0
 
 
+def _config_of(record: Mapping[str, Any]) -> str:
+    """The config that was asked for, of which a point such as "ptb_large-weak_2" is one."""
+    config = record["config"]["CONFIG"]
+    return next((name for name in record["config"].get("CONFIGS", ()) if config.startswith(f"{name}-")), config)
+
+
 def _took(read: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """{(script in the table, row): the mean (whole, alone) of its first processes} of a run's records."""
+    """{(script as in `Estimate._of`, row): the mean (whole, alone) of its first processes} of a run's records."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in read:
         if record["status"] == "ok" and record.get("spent_s"):
             train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
-            found.setdefault((record["benchmark"] + train, record["row"]), []).append(_first_of(record))
+            found.setdefault((f"{record['benchmark']}{train} --config={_config_of(record)}", record["row"]), []).append(
+                _first_of(record)
+            )
     return {key: tuple(map(statistics.fmean, zip(*seconds, strict=True))) for key, seconds in found.items()}
 
 

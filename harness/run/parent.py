@@ -177,8 +177,8 @@ class Parent:
         return [self.constants]
 
     def plan(self) -> dict[str, Any]:
-        """What would run: the rows that can, the processes of each within "budget_s", and the points that each process measures;
-        "at_once" of them prepare side by side, on so many "gpus".
+        """What would run: the "script" as benchmarks/seconds.json names it, the rows that can, the processes of each within
+        "budget_s", and the points that each process measures; "at_once" of them prepare side by side, on so many "gpus".
 
         "left_out": why the suite goes without this script, or "". "alone": the only row that can run, of a script whose tables
         compare rows along axes: the suite goes without it unless it is asked for; else "". Raises UserError for whatever else
@@ -187,6 +187,7 @@ class Parent:
         self._check()
         rows = {row: self.benchmark.rows[row].framework for row in self._by_reason().get("", ())}
         return {
+            "script": self._timed_name(),
             "rows": rows,
             "processes": self.stopping_rule.least,
             "points": len(self._points()),
@@ -243,10 +244,9 @@ class Parent:
         self.software = {name: software.write(self.out, environments.bill(runs_in)) for name, runs_in in able.items()}
 
     def _timed_name(self) -> str:
-        """The script's name in benchmarks/seconds.json."""
-        return " ".join(
-            [self.benchmark.name, *(f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))]
-        )
+        """The script as benchmarks/seconds.json names it, such as "ptb --train --config=small"."""
+        flags = (f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))
+        return " ".join([self.benchmark.name, *flags, f"--config={self.constants['CONFIG']}"])
 
     def _expected(self, rows: Collection[str]) -> tuple[dict[str, estimate.Seconds], dict[str, int]]:
         """{row: what its first process adds to a run of these rows}, {row: processes that it will get}."""

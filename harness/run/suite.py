@@ -257,7 +257,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
         factor = estimate.factor(device, slowness)
         if not resume or _begun_with(out) is None:
             held.note({**about, "slowness": round(slowness, 2)})
-        say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device)}")
+        say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device, kept)}")
         for job, ran in both:
             if ran["left_out"]:
                 say(f"left out: {job}: {ran['left_out']}")
@@ -340,19 +340,22 @@ def _parts(planned: Sequence[tuple[jobs.Job, Mapping[str, Any]]], preset: str, d
     """What each job is expected to take; planned: with what it would run."""
     expected, parts = estimate.Estimate(preset, device), []
     for job, ran in planned:
-        name = " ".join([job.name, *(argument for argument in job.arguments if "=" not in argument)])
-        parts.append(progress.Part(str(job), expected.preparation_s(name), *expected.rows_of(name, ran)))
+        script = ran["script"]
+        parts.append(progress.Part(str(job), expected.preparation_s(script), *expected.rows_of(script, ran)))
     return parts
 
 
-def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, preset: str, device: str) -> str:
+def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, preset: str, device: str,
+              planned: Sequence[tuple[jobs.Job, Mapping[str, Any]]]) -> str:  # fmt: skip
     """Such as "26 processes in 7 runs, about 8 min"."""
+    expected = estimate.Estimate(preset, device)
     processes_in_all = sum(part.processes for part in parts)
     text = f"{processes_in_all} process{'es' * (processes_in_all != 1)} in {len(parts)} run{'s' * (len(parts) != 1)}"
-    if not estimate.Estimate(preset, device).known:
+    if not expected.known:
         return f"{text}; for how long, the progress says after the first of them"
     seconds = factor * sum(part.preparation_s + part.rows_s for part in parts)
-    own = [name for name in found.values if name not in ("ROWS", "PRECISION", "SEED")]
+    known = ("ROWS", "PRECISION", "SEED", *["CONFIG"] * all(expected.knows(ran["script"]) for _, ran in planned))
+    own = [name for name in found.values if name not in known]
     than = f", reckoned without your --{own[0].lower().replace('_', '-')}" if own else ""
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"
 

@@ -97,7 +97,7 @@ def test_a_script_says_it_and_the_variable_is_among_those_that_its_rows_record(p
 def test_the_suite_says_it_once_and_its_scripts_inherit_it(planted, tmp_path, monkeypatch, capfd):
     for script in (PROJECT / "benchmarks").glob("*.py"):
         _, header, _ = re.split(r"^# -{5,}$", script.read_text(), maxsplit=2, flags=re.MULTILINE)
-        plan = '{"rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0, '
+        plan = '{"script": "x", "rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0, '
         plan += '"at_once": 1, "gpus": 1, "left_out": "", "alone": ""}'
         body = f"import os, sys\nprint({plan!r} if '--plan' in sys.argv else 'inherits ' + os.environ[{bf16.VARIABLE!r}])\n"
         (tmp_path / script.name).write_text(f"# -----\n{header}# -----\n{body}")

@@ -177,7 +177,7 @@ from harness.record import records
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
-    numbers = '"processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1, "gpus": 1'
+    numbers = '"script": "x", "processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1, "gpus": 1'
     sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": "", ' + numbers + "}"))
 out = next(word.removeprefix("--out=") for word in sys.argv if word.startswith("--out="))
 here = Path(__file__)
@@ -321,7 +321,7 @@ from harness.errors import CrashError
 if "--list" in sys.argv:
     sys.exit(print("keras   vanilla"))
 if "--plan" in sys.argv:
-    numbers = '"processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1, "gpus": 1'
+    numbers = '"script": "x", "processes": 1, "points": 1, "budget_s": 1.0, "at_once": 1, "gpus": 1'
     sys.exit(print('{"rows": {"keras": "tensorflow"}, "left_out": "", "alone": "", ' + numbers + "}"))
 with open(Path(__file__).with_name("seen"), "a") as file:
     file.write(Path(__file__).stem + "\\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import machine
+from harness.record import machine, records
 from harness.run import benchmark, estimate, jobs, progress, suite
 from harness.run.rows_in_turn import RowsInTurn
 from tests.harness.test_suite import run, started, write_scripts
@@ -180,6 +180,9 @@ def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypa
     assert f"4 processes in 1 run, about {estimate.minutes(seconds)}\n" in capsys.readouterr().out
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--epochs=9") == 0
     assert "about" in (line := capsys.readouterr().out) and "without your --epochs" in line
+    for config, known in (("small", True), ("large", False)):
+        assert run(scripts, "--quick", "--device=cpu", "--only=ptb", "--rows=keras", f"--config={config}") == 0
+        assert ("without your --config" in capsys.readouterr().out) is not known
     assert run(scripts, "--full", "--device=cpu", "--only=synthetic") == 0
     assert "about" not in (line := capsys.readouterr().out.splitlines()[0]) and "progress says" in line
 
@@ -203,6 +206,7 @@ def test_what_a_row_took_is_the_mean_of_a_runs_points_and_the_median_of_runs(cap
             "row": row,
             "spent_s": spent_s,
             "blocks_ms": [[1.0]],
+            "config": {"CONFIG": "c"},
             **more,
         }
 
@@ -216,17 +220,19 @@ def test_what_a_row_took_is_the_mean_of_a_runs_points_and_the_median_of_runs(cap
     assert estimate.main(list(runs)) == 0
     assert json.loads(capsys.readouterr().out) == {
         "slowness": dict.fromkeys(runs, 1.5),
-        "b": {"swept": 5.0, "trains": [9.0, 4.0]},
+        "b --config=c": {"swept": 5.0, "trains": [9.0, 4.0]},
     }
 
 
-def test_every_row_of_the_table_of_seconds_is_one_of_its_script():
+def test_every_config_and_row_of_the_table_of_seconds_is_one_of_its_script():
     frameworks = {"preparation", "tensorflow", "torch", "jax"}
     for key, scripts_of in json.loads(estimate.TABLE.read_text()).items():
         for name, seconds in scripts_of.items() if key != "about" else ():
             if name in ("machine", "slowness"):
                 continue
-            module = importlib.import_module(f"benchmarks.{name.split()[0]}")
+            script, *flags, config = name.split(" ")
+            module = importlib.import_module(f"benchmarks.{script}")
+            assert config.removeprefix("--config=") in module.CONFIGS and flags in ([], ["--train"]), (key, name)
             assert set(seconds) <= frameworks | set(module.ROWS_TABLE), (key, name)
             for value in seconds.values():
                 whole, timed = value if isinstance(value, list) else (value, 0)
@@ -261,6 +267,32 @@ def test_seconds_of_a_slow_machine_are_fewer_on_one_that_is_not(monkeypatch):
     expected = estimate.Estimate("full", "gpu")
     assert (expected.preparation_s("ptb"), expected.first("ptb", "torch_lstm", "torch")) == (4.0, (20.0, 0.0))
     assert expected.processes_of(estimate.Seconds(20.0), 3, 50.0) == 2, "a budget is of that machine's seconds"
+
+
+def test_a_config_takes_what_it_took_and_another_one_what_its_script_did(monkeypatch):
+    table = {
+        "ptb --config=large": {"preparation": 60, "torch": 60, "torch_jit": 76},
+        "ptb --train --config=small": {"jax": 5},
+    }
+    table["ptb --config=small"] = {"torch": 32, "torch_lstm": 31}
+    monkeypatch.setattr(estimate, "_table", lambda: {"full gpu": table})
+    expected = estimate.Estimate("full", "gpu")
+    assert expected.first("ptb --config=small", "torch_lstm", "torch").shared == 31
+    assert expected.first("ptb --config=small", "torch_jit", "torch").shared == 32, (
+        "of that config, though of another row"
+    )
+    assert expected.first("ptb --config=medium", "torch_jit", "torch").shared == 76
+    assert expected.first("ptb --config=small", "jax_scan", "jax").shared == estimate.UNKNOWN_S, "a training is no step"
+    assert expected.preparation_s("ptb --config=small") == 60
+    assert expected.knows("ptb --config=small") and not expected.knows("ptb --config=medium")
+
+
+def test_seconds_of_a_run_are_printed_for_each_config_of_which_points_are_parts():
+    run = suite.BENCHMARKS.parent / "results" / "nvidia-h100"
+    found = {script for script, _ in estimate._took(records.read_run(run)[0])}
+    assert {f"ptb --config={name}" for name in ("large", "medium", "small")} | {"ptb --train --config=small"} <= found
+    expected = {f"multi_gpu --config={name}" for name in ("ptb_large", "ptb_small", "stacked_lm")}
+    assert {name for name in found if name.startswith("multi_gpu")} == expected
 
 
 def test_what_rows_of_a_gpu_take_does_not_hang_on_how_fast_python_is_there():
