@@ -140,9 +140,7 @@ class JaxRuntime:
             of them. On a CPU there are no kernels, and "launches" are the instructions of every program times its calls.
         """
         options = self._jax.profiler.ProfileOptions()
-        options.python_tracer_level = (
-            0  # of every Python call there is; it hooks into every thread, also of other libraries
-        )
+        options.python_tracer_level = 0  # that tracer hooks into every thread, other libraries' too
         self.sync()
         with tempfile.TemporaryDirectory(prefix="lstm-profile-", dir=os.environ.get(SCRATCH)) as folder:
             self._jax.profiler.start_trace(folder, profiler_options=options)

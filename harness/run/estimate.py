@@ -61,10 +61,23 @@ class Estimate:
         self._slowness = found.get("slowness", 1.0)  # of the machine that these seconds are of
 
     def first(self, script: str, row: str, framework: str) -> Seconds:
-        """Of a row's first process, at one point; `script`: as `_of` takes it."""
-        known = next((own[name] for own in self._of(script) for name in (row, framework) if name in own), None)
-        if known is None:
-            return Seconds(UNKNOWN_S)
+        """Of a row's first process, at one point; `script`: as `_of` takes it.
+
+        A row that was measured in another config alone takes what it did there, by as much less or more as its framework's rows.
+        """
+        own, *others = self._of(script)
+        if row in own:
+            return self._seconds_of(own[row])
+        if elsewhere := next((other for other in others if row in other), None):
+            found, ratio = self._seconds_of(elsewhere[row]), 1.0
+            if framework in own and framework in elsewhere:
+                ratio = sum(self._seconds_of(own[framework])) / sum(self._seconds_of(elsewhere[framework]))
+            return Seconds(*(ratio * part for part in found))
+        known = next((one[framework] for one in (own, *others) if framework in one), None)
+        return Seconds(UNKNOWN_S) if known is None else self._seconds_of(known)
+
+    def _seconds_of(self, known: float | list[float]) -> Seconds:
+        """An entry of the table, on a machine whose slowness is 1."""
         whole, alone = known if isinstance(known, list) else (known, 0.0)
         return Seconds((whole - alone) / self._slowness, alone / self._slowness)
 
@@ -94,15 +107,16 @@ class Estimate:
         known = next((own["preparation"] for own in self._of(script) if "preparation" in own), None)
         return UNKNOWN_S if known is None else known / self._slowness
 
-    def knows(self, script: str) -> bool:
-        """Whether a script's config has been measured, not another one of it."""
-        return script in self._seconds
+    def takes_another(self, script: str) -> bool:
+        """Whether another config of the script has been measured, and its own has not."""
+        own, *others = self._of(script)
+        return not own and bool(others)
 
     def _of(self, script: str) -> list[dict]:
         """What is known of a script as it is started, "ptb --train --config=small": of that config, then of its others."""
         of_all = script.partition(" --config=")[0]
-        others = [rows for name, rows in self._seconds.items() if name.partition(" --config=")[0] == of_all]
-        return [self._seconds.get(script, {}), *others]
+        names = [name for name in self._seconds if name.partition(" --config=")[0] == of_all and name != script]
+        return [self._seconds.get(script, {}), *(self._seconds[name] for name in names)]
 
 
 @functools.lru_cache

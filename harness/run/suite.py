@@ -354,7 +354,9 @@ def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, pre
     if not expected.known:
         return f"{text}; for how long, the progress says after the first of them"
     seconds = factor * sum(part.preparation_s + part.rows_s for part in parts)
-    known = ("ROWS", "PRECISION", "SEED", *["CONFIG"] * all(expected.knows(ran["script"]) for _, ran in planned))
+    known = {"ROWS", "PRECISION", "SEED"}
+    if not any(expected.takes_another(ran["script"]) for _, ran in planned):
+        known.add("CONFIG")
     own = [name for name in found.values if name not in known]
     than = f", reckoned without your --{own[0].lower().replace('_', '-')}" if own else ""
     return f"{text}, {'at most ' * ('resume' in found.flags)}about {estimate.minutes(seconds)}{than}"

@@ -84,10 +84,13 @@ def in_scratch() -> bool:
 
 def _elsewhere(devices: Sequence[str]) -> str:
     """Why a launch cannot be here; empty: it can."""
-    gpus = len(tf.config.get_visible_devices("GPU"))
-    if gpus and any("CPU:" in device for device in (_own_device(), *devices)):
+    gpus, own = len(tf.config.get_visible_devices("GPU")), _own_device()
+    if gpus and any("CPU:" in device for device in (own, *devices)):
         return "on a CPU"
-    if gpus and len(tf.config.list_logical_devices("GPU")) > gpus:
+    tasks = [device.name.partition("/device:")[0] for device in tf.config.list_logical_devices("GPU")]
+    if (
+        gpus and sum(task in ("", own.partition("/device:")[0]) for task in tasks) > gpus
+    ):  # a cluster's are in the list too
         return "several logical GPUs on a card"
     if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
         return "a GPU that programs share by MPS"

@@ -1,8 +1,10 @@
 """What docs/several-gpus.md shows trains as one device with the whole batch does: two processes, and two devices of one."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +19,11 @@ TEXT = (PROJECT / "docs" / "several-gpus.md").read_text()
 FILES = re.compile(r"<!-- (\w+\.py) -->\n\n```python\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"^    for rank in 0 1; do\n.*?^    done; wait$", re.DOTALL | re.MULTILINE)
 ALONE = '{"cluster": {"worker": ["127.0.0.1:15000"]}, "task": {"type": "worker", "index": 0}}'
+# Before train.py, whatever CUDA_VISIBLE_DEVICES it is given; and after it: what is printed side by side may come mixed.
+ON_A_CPU = "import tensorflow as tf\n\ntf.config.set_visible_devices([], 'GPU')\n"
 KEEP = """import numpy
 numpy.savez(f"{rank}_of_{processes}.npz", history.history["loss"], *model.get_weights())
-"""  # what is printed side by side may come mixed
+"""
 TWO_DEVICES = """import tensorflow as tf
 
 [cpu] = tf.config.list_physical_devices("CPU")
@@ -32,8 +36,7 @@ def folder(tmp_path, monkeypatch):
     """The document's files beside the layer, as it is named there."""
     for name, text in FILES.findall(TEXT):
         (tmp_path / name).write_text(text)
-    with (tmp_path / "train.py").open("a") as file:
-        file.write(KEEP)
+    (tmp_path / "train.py").write_text(ON_A_CPU + (tmp_path / "train.py").read_text() + KEEP)
     (tmp_path / "wavefront_lstm").symlink_to(PROJECT / "models" / "wavefront")
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tmp_path / "python").chmod(0o755)
@@ -51,12 +54,18 @@ def start(folder, *command, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
 def printed(process):
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err[-2000:]
+    """What a process printed, which has to end well, and its own ones with it."""
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0 and "Traceback" not in err, err[-2000:]
     return out
 
 
@@ -98,24 +107,72 @@ def check_two_tasks(folder, alone):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
 
 
+def run_the_shells_two_tasks(folder):
+    [loop] = SHELL.findall(TEXT)
+    printed(start(folder, shutil.which("bash"), "-c", with_free_ports(loop), PATH=f"{folder}:{os.environ['PATH']}"))
+
+
 @pytest.mark.slow
 def test_fit_in_two_tasks_of_a_shell_or_of_slurm_trains_as_one_does_clipped_too(folder):
     printed(start(folder, sys.executable, "train.py", TF_CONFIG=with_free_ports(ALONE)))
     alone = kept(folder, 0, 1)
     assert len(alone[0]) == 2 and alone[0][1] < alone[0][0]
-    [loop] = SHELL.findall(TEXT)
-    printed(start(folder, shutil.which("bash"), "-c", with_free_ports(loop), PATH=f"{folder}:{os.environ['PATH']}"))
+    run_the_shells_two_tasks(folder)
     check_two_tasks(folder, alone)
 
     (folder / "summed.py").write_text(with_free_ports((folder / "summed.py").read_text()))
     # Two tasks of one node: TensorFlow listens on all addresses, and the resolver gives two hosts one port.
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    step["CUDA_VISIBLE_DEVICES"] = "0,1"  # the resolver counts them; there is no GPU behind them
+    step["CUDA_VISIBLE_DEVICES"] = "0,1"  # the resolver counts them
     tasks = [start(folder, sys.executable, "train.py", SLURM_PROCID=str(rank), **step) for rank in range(2)]
-    try:
-        for task in tasks:
-            printed(task)
-    finally:
-        for task in tasks:
-            task.kill()
+    for task in tasks:
+        printed(task)
     check_two_tasks(folder, alone)
+
+
+# Gradients that are rows of an embedding, missing, in another dtype or of a batch of unknown size; losses that one process cannot
+# scale alone; a second model with other shapes.
+MORE = """
+from summed import SummedLossScale
+for units in (4, 6):
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((5,), dtype="int64")
+    hidden = WavefrontLSTM(units, return_sequences=True)(keras.layers.Embedding(20, 4)(tokens))
+    model = keras.Model(tokens, keras.layers.Dense(3, dtype="float32")(hidden))
+    model.unused = keras.layers.Dense(2)
+    model.unused.build((2,))
+    scaled = SummedLossScale(keras.optimizers.Adam(0.1), initial_scale=2.0**10, dynamic_growth_steps=4)
+    model.compile(scaled if policy == "mixed_float16" else SummedSGD(0.5), "mse", jit_compile=on_gpu)
+    x = numpy.random.default_rng(1).integers(0, 20, (32, 5))
+    y = numpy.eye(3, dtype="float32")[x % 3]
+    y[0] *= 1e7 if policy == "mixed_float16" else 1  # infinite gradients in the first step of one process
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    before = model.get_weights()
+    history = model.fit(data.shard(processes, rank).batch(8 // processes), epochs=2, verbose=0)
+    assert any((old != new).any() for old, new in zip(before, model.get_weights()))
+same = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
+assert type(same) is type(model.optimizer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_any_gradients_are_added_up(folder, policy):
+    text = (folder / "train.py").read_text()
+    head, _, _ = text.partition("lstm = ")
+    setting = f"import numpy\npolicy = '{policy}'\nkeras.config.set_dtype_policy(policy)\n"
+    (folder / "train.py").write_text(head + setting + MORE + KEEP)
+    run_the_shells_two_tasks(folder)
+    (first, of_first), (second, of_second) = (kept(folder, rank, 2) for rank in range(2))
+    assert not np.allclose(first, second) and np.isfinite([first, second]).all()
+    for one, other in zip(of_first, of_second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_losses_that_each_process_would_scale_alone_are_refused(folder):
+    text, policy = (folder / "train.py").read_text(), "keras.config.set_dtype_policy('mixed_float16')"
+    (folder / "train.py").write_text(text.replace("keras.utils.set_random_seed(1)", policy))
+    task = start(folder, sys.executable, "train.py", TF_CONFIG=with_free_ports(ALONE))
+    _, err = task.communicate(timeout=200)
+    assert task.returncode and "SummedSGD with mixed_float16 given, expected SummedLossScale" in err

@@ -246,14 +246,27 @@ def test_a_cpu_beside_a_gpu_gets_xla(h200, monkeypatch):
     """By the scope of the call, in Keras' own steps too, or by where the weights are."""
     gpu = SimpleNamespace(name="/physical_device:GPU:0")
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [gpu])
+    logical = [SimpleNamespace(name="/device:GPU:0")]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
     assert traced().chosen == "xla"  # all is on this machine's CPU
     assert choice._elsewhere(["/device:CPU:0"]) == "on a CPU"
     monkeypatch.setattr(choice, "_own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
     assert choice._elsewhere(["/job:localhost/replica:0/task:0/device:GPU:0"]) == ""
     assert traced().chosen == "xla"  # its weights
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [gpu, gpu])
+    logical.append(SimpleNamespace(name="/device:GPU:1"))
     assert choice._elsewhere([]) == "several logical GPUs on a card"
+
+
+def test_the_gpus_of_other_tasks_are_not_on_this_card(h200, monkeypatch):
+    """As TensorFlow lists them in a process of MultiWorkerMirroredStrategy, outside of the strategy's scope."""
+    gpu = SimpleNamespace(name="/physical_device:GPU:0")
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    names = [f"/job:worker/replica:0/task:{task}/device:GPU:0" for task in range(2)]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [SimpleNamespace(name=name) for name in names])
+    monkeypatch.setattr(choice, "_own_device", lambda: names[1])
+    assert choice._elsewhere(names[1:]) == ""
+    names.append(names[1].replace("GPU:0", "GPU:1"))
+    assert choice._elsewhere(names[1:]) == "several logical GPUs on a card"
 
 
 def test_the_device_is_that_of_the_scope_around_the_function():
