@@ -15,7 +15,7 @@ import os
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import UserError
@@ -229,7 +229,8 @@ def parse(header: Header, argv: Iterable[str], flags: Mapping[str, str] | None =
         try:
             value = limit.read(text)
         except ValueError as error:
-            raise UserError(f"{option}={_show(text)}: expected {error}") from None
+            hint = _hint(text, limit.choices).rstrip(".")
+            raise UserError(f"{option}={_show(text)}: expected {error}{hint}") from None
         options.written.append(f"--{key.replace('_', '-')}={text}")
         if key in SETTINGS:
             setattr(options, key, value)
@@ -247,10 +248,8 @@ def _show(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _hint(name: str, known: list[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(
-        name[:60], known, 1, 0.7
-    )  # cut, since its cost grows with the square of the length
+def _hint(name: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name[:60], known, 1)  # cut: its cost grows with the square of the length
     return f"; did you mean {prefix}{near[0]}?" if near else "."
 
 

@@ -218,6 +218,7 @@ def test_constant_is_an_option_of_its_type(header, argv, name, value):
         ("--unitz=4", "--unitz: no such option; did you mean --units? See --help"),
         ("--Time-Step", "--Time-Step: no such option; did you mean --time-steps? See --help"),
         ("--resum", "--resum: no such option; did you mean --resume? See --help"),
+        ("--precision=fp23", "--precision=fp23: expected one of fp32, tf32, fp16, bf16; did you mean fp32?"),
         ("--zzzz", "--zzzz: no such option. See --help"),
         ("--train", "--train: no such option. See --help"),
         ("--after=1", "--after: no such option. See --help"),

@@ -16,9 +16,8 @@ from harness.run import workers
 
 PROJECT = Path(__file__).resolve().parents[2]
 TEXT = (PROJECT / "docs" / "several-gpus.md").read_text()
-FILES = re.compile(r"<!-- (\w+\.py) -->\n\n```python\n(.*?)```", re.DOTALL)
+FILES = re.compile(r"^`(\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL | re.MULTILINE)
 SHELL = re.compile(r"^    for rank in 0 1; do\n.*?^    done; wait$", re.DOTALL | re.MULTILINE)
-ALONE = '{"cluster": {"worker": ["127.0.0.1:15000"]}, "task": {"type": "worker", "index": 0}}'
 # Before train.py, whatever CUDA_VISIBLE_DEVICES it is given; and after it: what is printed side by side may come mixed.
 ON_A_CPU = "import tensorflow as tf\n\ntf.config.set_visible_devices([], 'GPU')\n"
 KEEP = """import numpy
@@ -114,13 +113,15 @@ def run_the_shells_two_tasks(folder):
 
 @pytest.mark.slow
 def test_fit_in_two_tasks_of_a_shell_or_of_slurm_trains_as_one_does_clipped_too(folder):
-    printed(start(folder, sys.executable, "train.py", TF_CONFIG=with_free_ports(ALONE)))
+    summed = (folder / "summed.py").read_text()
+    (folder / "summed.py").write_text(with_free_ports(summed))
+    printed(start(folder, sys.executable, "train.py"))
     alone = kept(folder, 0, 1)
     assert len(alone[0]) == 2 and alone[0][1] < alone[0][0]
     run_the_shells_two_tasks(folder)
     check_two_tasks(folder, alone)
 
-    (folder / "summed.py").write_text(with_free_ports((folder / "summed.py").read_text()))
+    (folder / "summed.py").write_text(with_free_ports(summed))
     # Two tasks of one node: TensorFlow listens on all addresses, and the resolver gives two hosts one port.
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_TASKS_PER_NODE": "2"}
     step["CUDA_VISIBLE_DEVICES"] = "0,1"  # the resolver counts them
@@ -173,6 +174,7 @@ def test_any_gradients_are_added_up(folder, policy):
 def test_losses_that_each_process_would_scale_alone_are_refused(folder):
     text, policy = (folder / "train.py").read_text(), "keras.config.set_dtype_policy('mixed_float16')"
     (folder / "train.py").write_text(text.replace("keras.utils.set_random_seed(1)", policy))
-    task = start(folder, sys.executable, "train.py", TF_CONFIG=with_free_ports(ALONE))
+    (folder / "summed.py").write_text(with_free_ports((folder / "summed.py").read_text()))
+    task = start(folder, sys.executable, "train.py")
     _, err = task.communicate(timeout=200)
     assert task.returncode and "SummedSGD with mixed_float16 given, expected SummedLossScale" in err
