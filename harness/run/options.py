@@ -249,7 +249,7 @@ def _show(text: object) -> str:
 
 
 def _hint(name: str, known: Sequence[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(name[:60], known, 1)  # cut: its cost grows with the square of the length
+    near = difflib.get_close_matches(name[:60], known, 1, 0.65)  # cut: its cost grows with the square of the length
     return f"; did you mean {prefix}{near[0]}?" if near else "."
 
 

@@ -90,7 +90,7 @@ def with_free_ports(text):
 def kept(folder, rank, processes):
     """The losses of a task [epochs], and its weights; not to be found again."""
     file = folder / f"{rank}_of_{processes}.npz"
-    with np.load(file) as found:
+    with np.load(file, allow_pickle=False) as found:
         losses, *weights = found.values()
     file.unlink()
     return losses, weights
