@@ -178,21 +178,15 @@ def main(runs: Sequence[str]) -> int:
     return 0
 
 
-def _config_of(record: Mapping[str, Any]) -> str:
-    """The config that was asked for, of which a point such as "ptb_large-weak_2" is one."""
-    config = record["config"]["CONFIG"]
-    return next((name for name in record["config"].get("CONFIGS", ()) if config.startswith(f"{name}-")), config)
-
-
 def _took(read: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
     """{(script as in `Estimate._of`, row): the mean (whole, alone) of its first processes} of a run's records."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in read:
         if record["status"] == "ok" and record.get("spent_s"):
             train = " --train" if (record["benchmark"], record["mode"]) == ("ptb", "fit") else ""
-            found.setdefault((f"{record['benchmark']}{train} --config={_config_of(record)}", record["row"]), []).append(
-                _first_of(record)
-            )
+            config = record["config"]["CONFIG"].partition("-")[0]  # of a point such as "ptb_large-weak_2"
+            script = f"{record['benchmark']}{train} --config={config}"
+            found.setdefault((script, record["row"]), []).append(_first_of(record))
     return {key: tuple(map(statistics.fmean, zip(*seconds, strict=True))) for key, seconds in found.items()}
 
 

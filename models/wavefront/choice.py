@@ -84,13 +84,10 @@ def in_scratch() -> bool:
 
 def _elsewhere(devices: Sequence[str]) -> str:
     """Why a launch cannot be here; empty: it can."""
-    gpus, own = len(tf.config.get_visible_devices("GPU")), _own_device()
-    if gpus and any("CPU:" in device for device in (own, *devices)):
+    gpus = len(tf.config.get_visible_devices("GPU"))
+    if gpus and any("CPU:" in device for device in (_own_device(), *devices)):
         return "on a CPU"
-    tasks = [device.name.partition("/device:")[0] for device in tf.config.list_logical_devices("GPU")]
-    if (
-        gpus and sum(task in ("", own.partition("/device:")[0]) for task in tasks) > gpus
-    ):  # a cluster's are in the list too
+    if gpus and _logical_gpus() > gpus:
         return "several logical GPUs on a card"
     if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
         return "a GPU that programs share by MPS"
@@ -99,6 +96,13 @@ def _elsewhere(devices: Sequence[str]) -> str:
     if tf.distribute.has_strategy() and not _compiled_by_xla():
         return "under tf.distribute, outside of XLA"
     return ""
+
+
+def _logical_gpus() -> int:
+    """Those of this process: TensorFlow lists a cluster's other tasks' too, named such as "/job:worker/…/task:1/device:GPU:0"."""
+    own = _own_device().partition("/device:")[0]
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    return sum(name.partition("/device:")[0] in ("", own) for name in names)
 
 
 def _eager() -> bool:

@@ -23,6 +23,7 @@ ON_A_CPU = "import tensorflow as tf\n\ntf.config.set_visible_devices([], 'GPU')\
 KEEP = """import numpy
 numpy.savez(f"{rank}_of_{processes}.npz", history.history["loss"], *model.get_weights())
 """
+STARTED = []  # processes, of which none outlives its test
 TWO_DEVICES = """import tensorflow as tf
 
 [cpu] = tf.config.list_physical_devices("CPU")
@@ -42,11 +43,14 @@ def folder(tmp_path, monkeypatch):
     environment = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return tmp_path
+    yield tmp_path
+    while STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(STARTED.pop().pid, signal.SIGKILL)  # what it started, too
 
 
 def start(folder, *command, **environment):
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": "", **environment},
@@ -55,15 +59,13 @@ def start(folder, *command, **environment):
         text=True,
         start_new_session=True,
     )
+    STARTED.append(process)
+    return process
 
 
 def printed(process):
     """What a process printed, which has to end well, and its own ones with it."""
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0 and "Traceback" not in err, err[-2000:]
     return out
 
@@ -131,8 +133,8 @@ def test_fit_in_two_tasks_of_a_shell_or_of_slurm_trains_as_one_does_clipped_too(
     check_two_tasks(folder, alone)
 
 
-# Gradients that are rows of an embedding, missing, in another dtype or of a batch of unknown size; losses that one process cannot
-# scale alone; a second model with other shapes.
+# Gradients that are rows of an embedding, missing, or of a batch of unknown size; losses that one process cannot scale alone; a
+# second model with other shapes.
 MORE = """
 from summed import SummedLossScale
 for units in (4, 6):
