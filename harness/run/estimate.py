@@ -43,9 +43,14 @@ class Seconds(NamedTuple):
         """What a later process of the row takes, which has less to prove."""
         return Seconds(LATER * self.shared, self.alone)
 
-    def spread(self, at_once: int, gpus: int) -> "Seconds":
+    def spread(self, at_once: float, gpus: int) -> "Seconds":
         """What it adds to a run in which so many processes prepare side by side, on so many GPUs."""
         return Seconds(self.shared / at_once**GAIN, self.alone / gpus)
+
+
+def mean_at_once(numbers: Sequence[int]) -> float:
+    """As many processes side by side as make a run as fast as parts of it do in which so many, by their number, are."""
+    return statistics.fmean(number**-GAIN for number in numbers) ** (-1 / GAIN)
 
 
 class Estimate:

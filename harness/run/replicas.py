@@ -5,6 +5,7 @@ scaling shares it among them. The records of a point have the whole batch in BAT
 (harness/report/replicas.py) puts the points of a config side by side.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from harness.errors import UserError
 from harness.record import machine
 from harness.record.frameworks import FRAMEWORKS
-from harness.run import benchmark, processes, progress, script, sweep, workers
+from harness.run import benchmark, estimate, processes, progress, script, sweep, workers
 from harness.run.parent import require_gpus
 from harness.run.references import References
 
@@ -81,10 +82,21 @@ class Parent(sweep.Sweep):
     def _hosts(self) -> list[str]:
         return [host.strip() for host in self.constants["HOSTS"].split(",")]
 
-    at_once = 1  # groups of workers run one after the other
+    @property
+    def at_once(self) -> int:
+        """Rows prepare side by side at a point of one device; groups of workers run one after the other."""
+        return super().at_once if self.constants["REPLICAS"] == 1 else 1
 
-    def _gpu_of(self, row: str) -> None:
-        """Each worker's environment names its own."""
+    def _side_by_side(self, rows: int) -> dict[str, Any]:
+        """On average over the points."""
+        of_points = [super(sweep.Sweep, self._at(name))._side_by_side(rows)["at_once"] for name in self.shapes]
+        return {"at_once": estimate.mean_at_once(of_points), "gpus": 1}
+
+    def _gpu_of(self, row: str) -> str | None:
+        """Of a row on one GPU; in a group each worker's environment names its own."""
+        if self.device == "cpu" or self.constants["REPLICAS"] != 1:
+            return None
+        return super()._gpu_of(row) or self._gpus[0]
 
     def _added(self, row: str) -> dict[str, str]:
         made, gpus = self.benchmark.rows[row], self.constants["REPLICAS"]
@@ -108,20 +120,61 @@ class Parent(sweep.Sweep):
             for _, point in wanted:
                 point.parent._matmul_found = self._matmul()
             references = References({point.name: point.parent for _, point in wanted}.values(), bar)
-            processes.run_together(references.next_work)
-            number = 0
-            while wanted:  # rows in turn, A B C A B C
-                for row, point in [*wanted]:
-                    if point.done > number:
-                        continue
-                    bar.starts(f"{self._shown(row, number)}, {point.name}")
-                    outcome = references.failed.get(point.name) or self._group(point, row, number)
-                    point.spent_s += outcome.seconds
-                    goes_on = point.parent._keep(row, outcome, number, point.spent_s)
-                    left.ends((row, point.name), goes_on)
-                    if not goes_on:
-                        wanted.remove((row, point))
-                number += 1
+
+            def starts(row: str, point: sweep.Point) -> None:
+                bar.starts(f"{self._shown(row, point.done)}, {point.name}")
+
+            def keep(row: str, point: sweep.Point, outcome: processes.Outcome) -> bool:
+                point.spent_s += outcome.seconds
+                goes_on = point.parent._keep(row, outcome, point.done, point.spent_s)
+                left.ends((row, point.name), goes_on)
+                point.done += 1
+                return goes_on
+
+            alone, groups = [], []
+            for one in wanted:
+                (alone if one[1].parent.constants["REPLICAS"] == 1 else groups).append(one)
+            self._run_alone(alone, references, starts, keep)
+            while groups:  # rows in turn, A B C A B C
+                row, point = groups.pop(groups.index(min(groups, key=_next_process)))
+                starts(row, point)
+                if keep(row, point, references.failed.get(point.name) or self._group(point, row, point.done)):
+                    groups.append((row, point))
+
+    def _run_alone(
+        self, due: list[tuple[str, sweep.Point]], references: References, starts: Callable, keep: Callable
+    ) -> None:
+        """What runs on one device, side by side as rows of other scripts do; and the references of all points.
+
+        Args:
+            due: rows and their points; a point's `done` is the number of its next process.
+            starts, keep: of a row at a point, told of a process's start and of its outcome; whether it gets another one.
+        """
+        alone: list[tuple[str, sweep.Point]] = []  # those that found too little memory beside others
+        at_once = max((point.parent.at_once for _, point in due), default=1)
+
+        def next_work() -> processes.Work | None:
+            if work := references.next_work():
+                return work
+            while due:
+                one = row, point = due.pop(due.index(min(due, key=_next_process)))
+                if failed := references.failed.get(point.name):
+                    keep(row, point, failed)
+                    continue
+                starts(row, point)
+                job = {**point.parent._job(point.done), "replicas": {"gpus": 1, "link": None}}
+                return processes.Work(point.parent._child("row", row=row, **job), functools.partial(ended, one))
+            return None
+
+        def ended(one: tuple[str, sweep.Point], outcome: processes.Outcome) -> None:
+            if at_once > 1 and outcome.found_no_memory() and one not in alone:
+                alone.append(one)
+            elif keep(*one, outcome):
+                due.append(one)
+
+        processes.run_together(next_work, at_once)
+        due += alone
+        processes.run_together(next_work)
 
     def _group(self, point: sweep.Point, row: str, number: int) -> processes.Outcome:
         """One process of a row at a point: its workers."""
@@ -134,6 +187,11 @@ class Parent(sweep.Sweep):
         child = point.parent._child("row", row=row, **point.parent._job(number))
         child["env"] |= point.parent._added(row)
         return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
+
+
+def _next_process(one: tuple[str, sweep.Point]) -> int:
+    """Of a row and its point: the number of the process that is next."""
+    return one[1].done
 
 
 def main(script: Benchmark, argv: Sequence[str] | None = None) -> int:

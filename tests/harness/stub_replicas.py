@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ERRORS = ("outputs", "gradients", "update", "loss", "spread")
 PROOF = {"ok": True, **{f"{name}_err": 1e-6 for name in ERRORS}, "limit": dict.fromkeys(ERRORS, 1e-2),
          "kernel": {"launches": 7, "syncs": None}}  # fmt: skip
-NAMES = ("fine", "killed", "never_starts", "hangs", "hangs_together", "raises", "unproven")
+NAMES = ("fine", "killed", "never_starts", "hangs", "hangs_together", "raises", "unproven", "memory_alone")
 ROWS_TABLE = {name: Row("what it is", lambda c: {}) for name in NAMES}
 ROWS_TABLE["one_process"] = Row("what it is", lambda c: {}, framework="jax")
 
@@ -52,6 +52,8 @@ def run_row(row, c, measurement):
     group = measurement.group
     second = group.rank == 1 and not (HERE / "repaired").exists()
     group.at(STEPS)
+    if row == "memory_alone" and measurement.beside_others:
+        raise RuntimeError("out of memory")
     if row == "killed" and second:
         os.kill(os.getpid(), signal.SIGKILL)
     if row == "raises" and second:
@@ -99,6 +101,6 @@ if __name__ == "__main__":
         tensorflow.TensorFlowRuntime = lambda *_: None
         matmul.matmul_flops = lambda *_: 1e9
         measured.ReplicatedMeasurement = lambda job, data, *_: SimpleNamespace(
-            data=data, group=Group.of_job(job), gpus=job["replicas"]["gpus"]
+            data=data, group=Group.of_job(job), gpus=job["replicas"]["gpus"], beside_others="turns" in job
         )
     sys.exit(replicas.main(BENCHMARK))

@@ -95,6 +95,28 @@ def test_a_worker_has_the_gpu_of_its_place_whatever_gpus_are_asked_for(stub, mon
     assert parent.gpus == ["GPU-a", "GPU-b"] and parent._child("row", row="fine")["gpu"] is None
 
 
+def test_rows_on_one_gpu_have_the_first_or_those_that_are_asked_for(stub, monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
+    for gpus, expected in ((1, ["GPU-a", "GPU-a"]), (2, ["GPU-a", "GPU-b"])):
+        rows = ["fine", "raises"]
+        options = ["--device=gpu", "--replicas=1,2", f"--gpus={gpus}", f"--rows={','.join(rows)}", "--at-once=4"]
+        parent = replicas.Parent(stub.benchmark, options)
+        parent.out, parent._gpus = stub.out, ["GPU-a", "GPU-b"]
+        assert [parent._at("small-1")._child("row", row=row)["gpu"] for row in rows] == expected
+        assert parent._at("small-weak_2")._child("row", row="fine")["gpu"] is None
+        assert [parent._at(point).at_once for point in ("small-1", "small-weak_2")] == [4, 1]
+        assert 1 < parent._side_by_side(2)["at_once"] < 2  # of the two rows, at one of three points
+
+
+def test_rows_on_one_device_prepare_side_by_side_and_alone_where_memory_is_short(stub):
+    rows = ["fine", "memory_alone", "killed"]  # the last one's second worker is not there
+    assert stub.main("--replicas=1", f"--rows={','.join(rows)}", "--at-once=3", "--processes=2") == 0
+    for row in rows:
+        found = stub.record(row, "1")
+        assert (found["status"], len(found["blocks_ms"]), found["replicas"]["gpus"]) == ("ok", 2, 1)
+        assert found["environment"]["at_once"] == 3
+
+
 def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsys):
     assert stub.main("--replicas=1,2") == 0, capsys.readouterr().err
     page = (stub.out / "stub.md").read_text()
