@@ -149,7 +149,7 @@ LAYOUT = {
         "first worker's.",
         "Published: the tutorial's BasicLSTMCell, large config, on two NVIDIA Tesla P40, TensorFlow 1.8; 15,000 words/s on one.",
         "On a CPU replicas are processes, or devices that TensorFlow or JAX make of one CPU, which share its cores: such figures "
-        "say nothing about GPUs.",
+        "say nothing about GPUs, and their tables have neither speedup nor efficiency.",
     ],
 }  # fmt: skip
 

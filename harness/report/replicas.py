@@ -3,7 +3,7 @@
 A layout's "replicas" is {"mode", "published": [{"row", "description", "reason", "config", "gpus", "words", "speedup"}]}. The
 records of such a script are of the configs <config>-1, <config>-weak_<n> and <config>-strong_<n>, and their constant REPLICAS is
 n. Each config makes a table of weak and one of strong scaling, with a line for each row and number of devices, from the records
-alone.
+alone. On a CPU the devices are replicas that share its cores: such a table has neither speedups nor efficiencies.
 """
 
 import re
@@ -17,6 +17,8 @@ from harness.report.cells import NONE, Notes, cell, ours, plain
 NAME = re.compile(r"(.+)-(?:(1)|(weak|strong)_(\d+))")
 HEADINGS = ["row", "what it is", "GPUs", "words/s", "speedup over one", "efficiency", "ms per batch", "ms in communication",
             "published words/s", "published speedup", "proof"]  # fmt: skip
+GPU_ONLY = ("speedup over one", "efficiency", "ms in communication")  # columns that a CPU table does without
+PUBLISHED = ("published words/s", "published speedup")  # columns that a table without published rows does without
 
 
 def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table]:
@@ -65,28 +67,30 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
         figures = [cell(row["words"], ",.0f"), cell(row["speedup"], ".1f")]
         own = [ours(row["row"]), ours(row["description"]), str(row["gpus"]), *[NONE] * 5]
         lines.append([*own, *figures, ours(row["reason"])])
-    if not extra:
-        lines = [[*line[:8], line[-1]] for line in lines]
-    headings = HEADINGS if extra else [*HEADINGS[:8], HEADINGS[-1]]
+    left_out = [*PUBLISHED * (not extra), *GPU_ONLY * (device == "cpu")]
+    kept = [k for k, heading in enumerate(HEADINGS) if heading not in left_out]
+    devices_are = "GPUs" if device == "gpu" else "replicas"
+    headings = [HEADINGS[k].replace("GPUs", devices_are) for k in kept]
     spec = {"mode": layout["replicas"]["mode"], "columns": [["ms", "step_ms", "median_range"]]}
     shown = [{**record, "row": f"{record['row']} {devices(record)}", "config": _of_any(record)} for record in present]
     return Table(
         title=f"{scaling.capitalize()} scaling: {config}, {device.upper()}, {precision}",
         headings=headings,
         right=[False, False, *[True] * (len(headings) - 3), False],
-        lines=lines,
+        lines=[[line[k] for k in kept] for line in lines],
         foot=[
             *where(present),
-            _batches(present),
+            _batches(present, devices_are),
             *foot(layout, spec, shown, rows, brief=False),
             *skipped(record for record in rows if record not in present),
         ],
     )
 
 
-def _batches(present: Sequence[Mapping]) -> str:
+def _batches(present: Sequence[Mapping], devices_are: str) -> str:
     sizes = {devices(record): record["config"]["BATCH_SIZE"] for record in present}
-    return "BATCH_SIZE, of all GPUs together: " + ", ".join(f"{sizes[gpus]} on {gpus}" for gpus in sorted(sizes)) + "."
+    found = ", ".join(f"{sizes[count]} on {count}" for count in sorted(sizes))
+    return f"BATCH_SIZE, of all {devices_are} together: {found}."
 
 
 def _of_any(record: Mapping) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from harness.measure.proof import Proof
 from harness.measure.replicas import ReplicatedMeasurement
 from harness.measure.steps import StepMeasurement
 from harness.record import machine, records
+from harness.report.cells import Notes
+from harness.report.layouts import read_layout
+from harness.report.replicas import tables as replica_tables
 from harness.run import replicas, workers
 
 SCRIPT = Path(__file__).with_name("stub_replicas.py")
@@ -117,20 +120,25 @@ def test_rows_on_one_device_prepare_side_by_side_and_alone_where_memory_is_short
         assert found["environment"]["at_once"] == 3
 
 
-def test_the_tables_have_the_speedup_over_one_device_of_the_same_row(stub, capsys):
+def test_gpu_tables_have_the_speedup_over_one_gpu_of_the_same_row_and_cpu_tables_none(stub, capsys):
     assert stub.main("--replicas=1,2") == 0, capsys.readouterr().err
     page = (stub.out / "stub.md").read_text()
-    weak, strong = page.split("## Strong scaling")
-    assert "## Weak scaling: small, CPU, fp32" in weak
-
-    def cells(text):
-        return [[part.strip() for part in line.split("|")] for line in text.splitlines() if line.startswith("| fine")]
-
-    assert [line[3:7] for line in cells(weak)] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
-    assert [line[3:7] for line in cells(strong)[:2]] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
-    assert "hosts 127.0.0.1, 127.0.0.2" in page
-    assert "BATCH_SIZE, of all GPUs together: 4 on 1, 8 on 2." in weak and "4 on 1, 4 on 2." in strong
-    assert "Not one setting" not in page
+    found, _ = records.read_run(stub.out)
+    layout = read_layout(stub.out / "layout" / "stub.json")
+    on_gpus = [{**record, "device": "gpu"} for record in found]
+    for table in replica_tables(layout, on_gpus, Notes()):
+        assert table.headings[2:6] == ["GPUs", "words/s", "speedup over one", "efficiency"]
+        assert [line[2:6] for line in table.lines] == [["1", "400", "1.00x", "100%"], ["2", "800", "2.00x", "100%"]]
+        assert any(line.startswith("BATCH_SIZE, of all GPUs together: 4 on 1, ") for line in table.foot)
+    weak, strong = replica_tables(layout, found, Notes())
+    for table in (weak, strong):
+        assert table.headings == ["row", "what it is", "replicas", "words/s", "ms per batch", "proof"]
+        assert [line[2:4] for line in table.lines] == [["1", "400"], ["2", "800"]]
+        assert f"## {table.title}" in page and len(table.right) == len(table.headings) == len(table.lines[0])
+    assert weak.title == "Weak scaling: small, CPU, fp32" and "hosts 127.0.0.1, 127.0.0.2" in page
+    assert "BATCH_SIZE, of all replicas together: 4 on 1, 8 on 2." in weak.foot
+    assert "BATCH_SIZE, of all replicas together: 4 on 1, 4 on 2." in strong.foot
+    assert "Not one setting" not in page and "GPUs together" not in page
     assert stub.record("fine", "weak_2")["config"]["BATCH_SIZE"] == 8
     assert stub.record("fine", "strong_2")["config"]["BATCH_SIZE"] == 4
 
