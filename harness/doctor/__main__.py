@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from harness.doctor import model_files
 from harness.errors import CrashError, UserError, require
 from harness.record import machine, records
 from harness.run import bf16, processes
+from harness.run.estimate import minutes
 
 CHILD = Path(__file__).with_name("child.py")
 NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32, or leave it out"
@@ -120,22 +122,31 @@ def run(options: argparse.Namespace) -> int:
         def child(task: str, **job: Any) -> dict[str, Any]:
             return _child(options, Path(folder, "logs", f"{len(os.listdir(folder))}.log"), {"task": task, **job})
 
-        print(f"looking at {options.model}", file=sys.stderr)
+        limit = f"at most {options.limit_s} s (--limit-s)"
+        print(f"looking at {options.model}, {limit}", file=sys.stderr)
         found = child("look")
         if "error" in found:
             raise UserError(found["error"]) if _is_wrong_input(found) else CrashError(found["error"])
         wanted, tried, status = _wanted(options.tried, [each["name"] for each in found["candidates"]]), {}, 0
         tell(report.found_part(options.model, options, found))
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        began = time.monotonic()
         try:
             for number, name in enumerate(wanted, 1):
-                limit = f"at most {options.limit_s} s (--limit-s)"
-                print(f"trying {name} ({number} of {len(wanted)}), {limit}", file=sys.stderr)
+                left = _left(number - 1, len(wanted), time.monotonic() - began, options.limit_s)
+                print(f"trying {name} ({number} of {len(wanted)}), {limit}; {left}", file=sys.stderr)
                 tried[name] = child("try", candidate=name)
         except KeyboardInterrupt:
             status = 130
     tell(report.advice_part(found, tried, [name for name in wanted if name not in tried]))
     return status
+
+
+def _left(done: int, count: int, took_s: float, limit_s: int) -> str:
+    """How long the candidates that are left take: as long each as those before, or before the first one their limit."""
+    if not done:
+        return f"all together at most {minutes(count * limit_s)}"
+    return f"about {minutes(took_s / done * (count - done))} left, if each takes as long as those before"
 
 
 def _child(options: argparse.Namespace, log: Path, job: dict[str, Any]) -> dict[str, Any]:

@@ -507,6 +507,23 @@ def test_what_was_found_is_printed_when_it_is_interrupted(saved, looked, tmp_pat
     assert out.read_text() == said[1] + rest
 
 
+def test_it_says_how_long_all_takes_at_most_and_then_going_by_those_before(saved, looked, capsys, monkeypatch):
+    names, now = [each["name"] for each in looked["candidates"]][:3], iter([100, 100, 140, 200])
+    monkeypatch.setattr(
+        doctor, "_child", lambda options, log, job: looked if job["task"] == "look" else {"error": "planted"}
+    )
+    monkeypatch.setattr(doctor.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    assert doctor.main([str(saved), "--device=cpu", "--limit-s=200", f"--try={';'.join(names)}"]) == 0
+    before = " as long as those before"
+    assert capsys.readouterr().err.splitlines() == [
+        f"looking at {saved}, at most 200 s (--limit-s)",
+        f"trying {names[0]} (1 of 3), at most 200 s (--limit-s); all together at most 10 min",
+        f"trying {names[1]} (2 of 3), at most 200 s (--limit-s); about 80 s left, if each takes{before}",
+        f"trying {names[2]} (3 of 3), at most 200 s (--limit-s); about 50 s left, if each takes{before}",
+    ]
+
+
 # --- a GPU ------------------------------------------------------------------------------------------------------------------
 
 
