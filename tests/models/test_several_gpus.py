@@ -133,6 +133,15 @@ def test_fit_in_two_tasks_of_a_shell_or_of_slurm_trains_as_one_does_clipped_too(
     check_two_tasks(folder, alone)
 
 
+@pytest.mark.slow
+def test_a_cluster_with_a_chief_is_refused_which_would_train_on_worker_0s_sequences(folder):
+    cluster = '{"chief": ["127.0.0.1:15000"], "worker": ["127.0.0.1:15001"]}'
+    config = f'{{"cluster": {cluster}, "task": {{"type": "chief", "index": 0}}}}'
+    task = start(folder, sys.executable, "train.py", TF_CONFIG=config)
+    _, err = task.communicate(timeout=200)
+    assert task.returncode and "ValueError: TF_CONFIG: tasks chief, worker given, expected worker alone" in err
+
+
 # Gradients that are rows of an embedding, missing, or of a batch of unknown size; losses that one process cannot scale alone; a
 # second model with other shapes.
 MORE = """
