@@ -244,9 +244,9 @@ class Parent:
         self.software = {name: software.write(self.out, environments.bill(runs_in)) for name, runs_in in able.items()}
 
     def _timed_name(self) -> str:
-        """The script as benchmarks/seconds.json names it, such as "ptb --train --config=small"."""
+        """The script as benchmarks/seconds.json names it, such as "ptb --train --config=small"; a point by its config."""
         flags = (f"--{flag}" for flag in sorted(self.benchmark.flags.keys() & self.flags))
-        return " ".join([self.benchmark.name, *flags, f"--config={self.constants['CONFIG']}"])
+        return " ".join([self.benchmark.name, *flags, f"--config={self.constants['CONFIG'].partition('-')[0]}"])
 
     def _expected(self, rows: Collection[str]) -> tuple[dict[str, estimate.Seconds], dict[str, int]]:
         """{row: what its first process adds to a run of these rows}, {row: processes that it will get}."""

@@ -54,24 +54,28 @@ class References:
     def __init__(self, parents: Iterable[NeedsReference], bar: Any) -> None:
         self.failed: dict[str, processes.Outcome] = {}
         self._bar = bar
-        self._rest = [parent for parent in parents if not _is_there(parent.reference_path())]
+        self._rest: dict[Path, list[NeedsReference]] = {}  # several may have the same one
+        for parent in parents:
+            if not _is_there(path := parent.reference_path()):
+                self._rest.setdefault(path, []).append(parent)
 
     def next_work(self) -> processes.Work | None:
         """The process that computes the next one; None: all have been started."""
         if not self._rest:
             return None
-        parent = self._rest.pop(0)
-        path = parent.reference_path()
+        path, parents = next(iter(self._rest.items()))
+        del self._rest[path]
 
         def ended(outcome: processes.Outcome) -> None:
             if not path.exists():
                 reason = f"the float64 reference: {(outcome.result or {}).get('error') or outcome.reason}"
-                self.failed[parent.constants["CONFIG"]] = outcome._replace(result=None, reason=reason)
+                failed = outcome._replace(result=None, reason=reason)
+                self.failed |= {parent.constants["CONFIG"]: failed for parent in parents}
                 path.parent.mkdir(exist_ok=True)
                 path.with_suffix(records.NO_REFERENCE).write_text(reason)
 
         self._bar.starts("float64 reference")
-        return processes.Work(parent.reference_child(path), ended)
+        return processes.Work(parents[0].reference_child(path), ended)
 
 
 def _is_there(path: Path) -> bool:

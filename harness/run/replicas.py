@@ -1,4 +1,7 @@
-"""A benchmark of rows that train on several devices: each row at each number of them, as a group of worker processes.
+"""A benchmark of rows that train on several devices: each row at each number of them, on several as a group of worker processes.
+
+First all rows run on one device, where they prepare side by side as rows of other scripts do; then the groups, one after the
+other. What is timed has the host alone, on one device as on several, since a speedup is of both.
 
 A point is a number of devices and how the batch grows with it: weak scaling has the script's BATCH_SIZE on every device, strong
 scaling shares it among them. The records of a point have the whole batch in BATCH_SIZE and the number in REPLICAS; the report
@@ -51,7 +54,12 @@ def names(text: str) -> list[str]:
 
 
 class Parent(sweep.Sweep):
-    """Runs each row at all points, one point after the other. Itself at none of them."""
+    """Runs each row at all points. Itself at none of them: there REPLICAS is still the text."""
+
+    @property
+    def _is_single(self) -> bool:
+        """Whether this is a point of one device."""
+        return self.constants["REPLICAS"] == 1
 
     def _shapes(self) -> dict[str, dict[str, Any]]:
         batch, config, shapes = self.constants["BATCH_SIZE"], self.constants["CONFIG"], {}
@@ -84,19 +92,27 @@ class Parent(sweep.Sweep):
 
     @property
     def at_once(self) -> int:
-        """Rows prepare side by side at a point of one device; groups of workers run one after the other."""
-        return super().at_once if self.constants["REPLICAS"] == 1 else 1
+        return super().at_once if self._is_single else 1
+
+    @property
+    def gpus(self) -> list[str]:
+        """None that rows are spread over: --gpus is read, and refused where there are fewer."""
+        _ = super().gpus
+        return []
+
+    def _points(self) -> list[dict[str, Any]]:
+        return [self.constants] if self._is_single else super()._points()
 
     def _side_by_side(self, rows: int) -> dict[str, Any]:
-        """On average over the points."""
-        of_points = [super(sweep.Sweep, self._at(name))._side_by_side(rows)["at_once"] for name in self.shapes]
+        """At a point; else on average over all of them."""
+        if self.constants["CONFIG"] in self.shapes:
+            return super(sweep.Sweep, self)._side_by_side(rows)
+        of_points = [self._at(name)._side_by_side(rows)["at_once"] for name in self.shapes]
         return {"at_once": estimate.mean_at_once(of_points), "gpus": 1}
 
     def _gpu_of(self, row: str) -> str | None:
         """Of a row on one GPU; in a group each worker's environment names its own."""
-        if self.device == "cpu" or self.constants["REPLICAS"] != 1:
-            return None
-        return super()._gpu_of(row) or self._gpus[0]
+        return self._gpus[0] if self.device == "gpu" and self._is_single else None
 
     def _added(self, row: str) -> dict[str, str]:
         made, gpus = self.benchmark.rows[row], self.constants["REPLICAS"]
@@ -110,48 +126,44 @@ class Parent(sweep.Sweep):
         self._data()  # before it is copied: each point would ask anew
         wanted = [(row, point) for row in self.rows for point in self._wanted(row)]
         self._say_if_nothing_is_left(wanted)
-        first, expected = self._expected(dict.fromkeys(row for row, _ in wanted))
+        rows = dict.fromkeys(row for row, _ in wanted)
+        expected = {point.name: point.parent._expected(rows) for _, point in wanted}
+        first = {(row, point.name): expected[point.name][0][row] for row, point in wanted}
+        counts = {(row, point.name): max(0, expected[point.name][1][row] - point.done) for row, point in wanted}
         with progress.of_script(self.benchmark.name, self.device) as bar:
-            left = progress.Left(
-                bar,
-                {(row, point.name): first[row] for row, point in wanted},
-                {(row, point.name): max(0, expected[row] - point.done) for row, point in wanted},
-            )
+            left = progress.Left(bar, first, counts)
             for _, point in wanted:
                 point.parent._matmul_found = self._matmul()
-            references = References({point.name: point.parent for _, point in wanted}.values(), bar)
-
-            def starts(row: str, point: sweep.Point) -> None:
-                bar.starts(f"{self._shown(row, point.done)}, {point.name}")
 
             def keep(row: str, point: sweep.Point, outcome: processes.Outcome) -> bool:
                 point.spent_s += outcome.seconds
                 goes_on = point.parent._keep(row, outcome, point.done, point.spent_s)
-                left.ends((row, point.name), goes_on)
+                left.ends((row, point.name), goes_on, point.done)
                 point.done += 1
                 return goes_on
 
-            alone, groups = [], []
-            for one in wanted:
-                (alone if one[1].parent.constants["REPLICAS"] == 1 else groups).append(one)
-            self._run_alone(alone, references, starts, keep)
+            self._run_singles([one for one in wanted if one[1].parent._is_single], bar, left, keep)
+            groups = [one for one in wanted if not one[1].parent._is_single]
+            references = References({point.name: point.parent for _, point in groups}.values(), bar)
+            processes.run_together(references.next_work)
             while groups:  # rows in turn, A B C A B C
                 row, point = groups.pop(groups.index(min(groups, key=_next_process)))
-                starts(row, point)
+                bar.starts(f"{self._shown(row, point.done)}, {point.name}")
                 if keep(row, point, references.failed.get(point.name) or self._group(point, row, point.done)):
                     groups.append((row, point))
 
-    def _run_alone(
-        self, due: list[tuple[str, sweep.Point]], references: References, starts: Callable, keep: Callable
+    def _run_singles(
+        self, due: list[tuple[str, sweep.Point]], bar: Any, left: progress.Left, keep: Callable[..., bool]
     ) -> None:
-        """What runs on one device, side by side as rows of other scripts do; and the references of all points.
+        """The rows that run on one device, side by side until they time.
 
         Args:
-            due: rows and their points; a point's `done` is the number of its next process.
-            starts, keep: of a row at a point, told of a process's start and of its outcome; whether it gets another one.
+            due: rows and their points.
+            keep: told of an outcome of a row at a point; whether it gets another process.
         """
-        alone: list[tuple[str, sweep.Point]] = []  # those that found too little memory beside others
         at_once = max((point.parent.at_once for _, point in due), default=1)
+        references = References({point.name: point.parent for _, point in due}.values(), bar)
+        alone: list[tuple[str, sweep.Point]] = []  # those that found too little memory beside others
 
         def next_work() -> processes.Work | None:
             if work := references.next_work():
@@ -161,15 +173,19 @@ class Parent(sweep.Sweep):
                 if failed := references.failed.get(point.name):
                     keep(row, point, failed)
                     continue
-                starts(row, point)
+                bar.starts(f"{self._shown(row, point.done)}, {point.name}")
                 job = {**point.parent._job(point.done), "replicas": {"gpus": 1, "link": None}}
-                return processes.Work(point.parent._child("row", row=row, **job), functools.partial(ended, one))
+                child = point.parent._child("row", row=row, **job)
+                prepared = functools.partial(left.prepared, (row, point.name), point.done)
+                return processes.Work(child, functools.partial(ended, one), prepared)
             return None
 
         def ended(one: tuple[str, sweep.Point], outcome: processes.Outcome) -> None:
+            row, point = one
             if at_once > 1 and outcome.found_no_memory() and one not in alone:
                 alone.append(one)
-            elif keep(*one, outcome):
+                left.begins_anew((row, point.name), point.done)
+            elif keep(row, point, outcome):
                 due.append(one)
 
         processes.run_together(next_work, at_once)

@@ -61,7 +61,7 @@ class Point:
     """One row at one point: the parent with the constants of that point, and what the row has come to there."""
 
     parent: "Sweep"
-    done: int  # processes of an earlier run
+    done: int  # processes that it has had, an earlier run's among them
     spent_s: float
 
     @property

@@ -11,6 +11,7 @@ from unittest import mock
 import psutil
 import pytest
 
+from harness.errors import UserError
 from harness.measure.beats import STARTS, STEPS, WORKS
 from harness.measure.group import Group
 from harness.measure.proof import Proof
@@ -91,33 +92,46 @@ def test_resume_does_not_measure_a_row_anew_to_whose_environment_the_suite_has_a
     assert stub.record("one_process") == found and "nothing is left to measure" in capsys.readouterr().err
 
 
-def test_a_worker_has_the_gpu_of_its_place_whatever_gpus_are_asked_for(stub, monkeypatch):
+def test_a_worker_has_the_gpu_of_its_place_and_a_row_alone_the_first_one(stub, monkeypatch):
     monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
-    parent = replicas.Parent(stub.benchmark, ["--device=gpu", "--gpus=2"])
-    parent.out = stub.out
-    assert parent.gpus == ["GPU-a", "GPU-b"] and parent._child("row", row="fine")["gpu"] is None
-
-
-def test_rows_on_one_gpu_have_the_first_or_those_that_are_asked_for(stub, monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
-    for gpus, expected in ((1, ["GPU-a", "GPU-a"]), (2, ["GPU-a", "GPU-b"])):
-        rows = ["fine", "raises"]
-        options = ["--device=gpu", "--replicas=1,2", f"--gpus={gpus}", f"--rows={','.join(rows)}", "--at-once=4"]
-        parent = replicas.Parent(stub.benchmark, options)
-        parent.out, parent._gpus = stub.out, ["GPU-a", "GPU-b"]
-        assert [parent._at("small-1")._child("row", row=row)["gpu"] for row in rows] == expected
-        assert parent._at("small-weak_2")._child("row", row="fine")["gpu"] is None
-        assert [parent._at(point).at_once for point in ("small-1", "small-weak_2")] == [4, 1]
-        assert 1 < parent._side_by_side(2)["at_once"] < 2  # of the two rows, at one of three points
+    rows = ["fine", "raises"]
+    options = ["--device=gpu", "--replicas=1,2", "--gpus=2", f"--rows={','.join(rows)}", "--at-once=4"]
+    parent = replicas.Parent(stub.benchmark, options)
+    parent.out, parent._gpus = stub.out, ["GPU-a", "GPU-b"]
+    one, two = parent._at("small-1"), parent._at("small-weak_2")
+    assert [one._child("row", row=row)["gpu"] for row in rows] == ["GPU-a", "GPU-a"]
+    assert two._child("row", row="fine")["gpu"] is None
+    assert [one.at_once, two.at_once, one.gpus] == [4, 1, []]
+    assert [one._side_by_side(2)["at_once"], two._side_by_side(2)["at_once"]] == [2, 1]
+    assert 1 < parent._side_by_side(2)["at_once"] < 2  # of the two rows, at one of three points
+    with pytest.raises(UserError, match="--gpus=3: 2 GPUs visible"):
+        _ = replicas.Parent(stub.benchmark, ["--device=gpu", "--gpus=3"]).gpus
 
 
 def test_rows_on_one_device_prepare_side_by_side_and_alone_where_memory_is_short(stub):
-    rows = ["fine", "memory_alone", "killed"]  # the last one's second worker is not there
+    rows = ["beside_it", "memory_alone", "killed"]  # the last one's second worker is not there
     assert stub.main("--replicas=1", f"--rows={','.join(rows)}", "--at-once=3", "--processes=2") == 0
     for row in rows:
         found = stub.record(row, "1")
         assert (found["status"], len(found["blocks_ms"]), found["replicas"]["gpus"]) == ("ok", 2, 1)
-        assert found["environment"]["at_once"] == 3
+    assert (stub.folder / "tried").read_text().split() == ["True", "False", "False"]
+    assert stub.main("--replicas=1", f"--rows={','.join(rows)}", "--at-once=3", "--processes=3", "--resume") == 0
+    assert {len(stub.record(row, "1")["blocks_ms"]) for row in rows} == {3}
+
+
+def test_a_reference_is_computed_once_for_the_points_that_have_the_same_one(stub):
+    run, computed = ["--replicas=1,2,4", "--rows=fine", "--at-once=4"], stub.folder / "references"
+    (stub.folder / "no_reference").touch()
+    assert stub.main(*run) == 1
+    for point in ("weak_2", "strong_2", "weak_4", "strong_4"):  # the stub on one device waits for none
+        assert "none today" in stub.record("fine", point)["reason"]
+    batches = computed.read_text().split()
+    assert batches == ["4", "8", "4", "16"], "on one device; on several, where strong scaling has one device's batch"
+    for path in (stub.folder / "no_reference", computed):
+        path.unlink()
+    shutil.rmtree(stub.out)
+    assert stub.main(*run) == 0
+    assert computed.read_text().split() == ["4", "8", "16"]
 
 
 def test_gpu_tables_have_the_speedup_over_one_gpu_of_the_same_row_and_cpu_tables_none(stub, capsys):
