@@ -26,8 +26,9 @@ cd "$root"
 if [ $install = no ]; then
   python=${PYTHON:-python3}
   require_supported "$python"
-  for module in ruff pytest xdist; do
-    "$python" -c "import $module" 2>/dev/null || die 2 "$python lacks $module: $python -m pip install -r requirements-dev.txt"
+  for module in ruff pytest xdist torch jax; do
+    "$python" -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('$module'))" ||
+      die 2 "$python lacks $module: the tests need what requirements-dev.txt names, PyTorch and JAX"
   done
 else
   if ! venv_is_current; then

@@ -24,12 +24,15 @@ STAMP = "lstm-bench-installed"  # harness/run/setup_env.sh writes it last into e
 def bill() -> dict[str, Any]:
     """{"python", "platform", "commit", "dirty", "lock": {file: sha256} or null, "packages": {name: version}}.
 
-    packages: every installed distribution that this Python finds; of one that it finds twice the one that it imports.
+    packages: every installed distribution that this Python finds; of one that it finds twice the one that it imports. Not what
+    `pip install .` leaves in a checkout.
     """
     from importlib import metadata  # a tenth of what --list takes
 
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
+        if Path(str(distribution.locate_file(""))).resolve() == machine.PROJECT:
+            continue
         found.setdefault(re.sub(r"[-_.]+", "-", str(distribution.name)).lower(), str(distribution.version))
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",

@@ -25,6 +25,16 @@ def test_bill_has_what_pip_lists_in_the_same_versions(monkeypatch):
     assert "numpy" in wanted and software.bill()["packages"] == wanted
 
 
+def test_what_pip_leaves_in_a_checkout_is_not_installed(monkeypatch, tmp_path):
+    for name in ("left", "installed"):
+        folder = tmp_path / name / f"{name}.egg-info"
+        folder.mkdir(parents=True)
+        (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "left"), str(tmp_path / "installed")])
+    monkeypatch.setattr("harness.record.machine.PROJECT", tmp_path / "left")
+    assert software.bill()["packages"] == {"installed": "1.0"}
+
+
 def test_bill_has_python_commit_and_dirty_flag(monkeypatch):
     monkeypatch.setattr("harness.record.machine.commit", lambda: {"commit": "0123abc", "dirty": True})
     bill = software.bill()

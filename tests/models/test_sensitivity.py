@@ -75,7 +75,7 @@ def test_loss_moves_as_far_as_its_sensitivity_says_and_the_limit_lets_a_rounding
     part = 4 * 2.0**-24
     moved = np.maximum.accumulate(np.abs(losses(1.0, 1.0 + part) / reference["losses"] - 1))
     np.testing.assert_allclose(moved, part * reference["loss_sensitivity"], rtol=1e-2, atol=1e-12)
-    assert reference["loss_sensitivity"][-1] > 10, "the text is a sensitive case"
+    assert reference["loss_sensitivity"][-1] > 5, "the text, which comes with Python, is a sensitive case"
     assert SLACK * ROUNDING["fp32"] * reference["loss_sensitivity"][-1] > LIMITS["fp32"].loss
     assert not failed(losses(1.0, 1.0 + part), reference)
 
