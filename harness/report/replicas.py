@@ -79,6 +79,7 @@ def _table(layout: Mapping, config: str, scaling: str, rows: Sequence[Mapping], 
         right=[False, False, *[True] * (len(headings) - 3), False],
         lines=[[line[k] for k in kept] for line in lines],
         foot=[
+            *["Whether it works on a CPU, not how fast: such figures say nothing about GPUs."] * (device == "cpu"),
             *where(present),
             _batches(present, devices_are),
             *foot(layout, spec, shown, rows, brief=False),

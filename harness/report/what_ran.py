@@ -19,6 +19,7 @@ OPS = (
     (r"aten::lstm", "nn.LSTM call"),
     (r"cudaGraphLaunch", "CUDA graph launch"),
     (r"CompiledFxGraph", "torch.compile graph"),
+    (r"CollectiveReduce", "sum over all replicas"),
     (r"MatMul|mm$|\bdot\b", "matrix product"),
     (r"AssignVariableOp|Assign\(", "update of a variable"),
     (r"^(xla:)?[Ww]hile$", "loop"),

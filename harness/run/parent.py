@@ -111,12 +111,16 @@ class Parent:
         with records.open_run(out) as run:
             self.out = run.path
             try:
-                self._data()  # found, fetched or refused before any row starts
+                embedded = self._data()["embedded"]  # found, fetched or refused before any row starts
+                if "resume" in self.flags:
+                    resume.refuse_embedded(self.out, self._names(), embedded)
             except CrashError:
                 raise
             except UserError:
                 run.discard()
                 raise
+            if embedded:
+                print(f"{self.benchmark.name}: on embedded data, not on the real set: {embedded}", file=sys.stderr)
             try:
                 self._write_layout()
                 self._write_software()

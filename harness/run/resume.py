@@ -51,6 +51,22 @@ def refuse_other_machine(run: Path, names: Collection[str], device: str) -> None
             raise UserError(f"--resume: {path}: {difference}; {what_to_do}")
 
 
+def refuse_embedded(run: Path, names: Collection[str], embedded: str) -> None:
+    """UserError where a row was measured on the real data set, and --resume would put one on embedded data in its place.
+
+    Args:
+        run, names: as of `refuse_other_machine`.
+        embedded: why embedded data serve now, or "".
+    """
+    for name in sorted(names) if embedded else ():
+        path = run / "rows" / f"{name}.json"
+        record = records.read_record(path) if path.exists() else {"status": ""}
+        if record["status"] == "ok" and (data := record["environment"].get("data", {})).get("source") == "real":
+            then = f"measured on {data.get('title')} from {data.get('where')}"
+            what_to_do = "name its folder by LSTM_BENCH_DATA or --data as before, or another run by --out"
+            raise UserError(f"--resume: {path}: {then}, now there are embedded data alone ({embedded}); {what_to_do}")
+
+
 def of_other_machines(run: Path, device: str) -> list[str]:
     """What tells the measured records of a run that another machine has made, one line each; those of this device."""
     found, _ = records.read_run(run) if (run / "run.json").is_file() else ([], [])

@@ -58,6 +58,28 @@ def test_resume_runs_rows_again_that_ran_on_other_data(stub):
     assert stub.rows_started() == ["first 0"]
 
 
+def test_resume_puts_no_embedded_data_in_the_place_of_the_real_set(stub, capfd):
+    """The folder was named by LSTM_BENCH_DATA, which is not set any more."""
+    assert stub.main("--rows=first") == 0
+    before, _ = stub.record("first"), stub.starts()
+    real = stub.script.read_text()
+    embedded = '"source": "embedded", "reason": "none found"'
+    stub.script.write_text(real.replace('"source": "real"', embedded))
+    capfd.readouterr()
+    assert stub.main("--rows=first,second", "--resume") == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: --resume: {stub.out}") and error.count("\n") == 1
+    assert "now there are embedded data alone (none found); name its folder by LSTM_BENCH_DATA or --data" in error
+    assert stub.record("first") == before and stub.rows_started() == []
+    other = stub.out.with_name("other")
+    assert stub.main("--rows=first", f"--out={other}") == 0  # a run of its own says what it runs on
+    assert "on embedded data, not on the real set: none found" in capfd.readouterr().err
+    stub.script.write_text(real)
+    assert stub.main("--rows=first", f"--out={other}", "--resume") == 0  # what is real now replaces what was embedded
+    stub.starts()
+    assert stub.main("--rows=first,second", "--resume") == 0 and stub.rows_started() == ["second 0"]
+
+
 INSTALLED = (
     ({"tensorflow": "2.21.0", "numpy": "2.4.6", "torch": "2.13.0"}, False),  # the peers, since then
     ({"tensorflow": "2.22.0", "numpy": "2.4.6"}, True),

@@ -150,6 +150,7 @@ def test_gpu_tables_have_the_speedup_over_one_gpu_of_the_same_row_and_cpu_tables
         assert [line[2:4] for line in table.lines] == [["1", "400"], ["2", "800"]]
         assert f"## {table.title}" in page and len(table.right) == len(table.headings) == len(table.lines[0])
     assert weak.title == "Weak scaling: small, CPU, fp32" and "hosts 127.0.0.1, 127.0.0.2" in page
+    assert weak.foot[0] == "Whether it works on a CPU, not how fast: such figures say nothing about GPUs."
     assert "BATCH_SIZE, of all replicas together: 4 on 1, 8 on 2." in weak.foot
     assert "BATCH_SIZE, of all replicas together: 4 on 1, 4 on 2." in strong.foot
     assert "Not one setting" not in page and "GPUs together" not in page
