@@ -14,7 +14,7 @@ from harness.record import machine, records, software
 def test_bill_has_what_pip_lists_in_the_same_versions(monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith("_vendor")])  # setuptools' own
     listed = subprocess.run(
-        [sys.executable, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
+        [sys.executable, "-I", "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
         capture_output=True,
         check=True,
     )
