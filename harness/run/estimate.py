@@ -49,7 +49,7 @@ class Seconds(NamedTuple):
 
 
 def mean_at_once(numbers: Sequence[int]) -> float:
-    """As many processes side by side as make a run as fast as parts of it do in which so many, by their number, are."""
+    """How many processes side by side, in a whole run, take as long as equal parts of it that have these numbers of them."""
     return statistics.fmean(number**-GAIN for number in numbers) ** (-1 / GAIN)
 
 
