@@ -110,7 +110,7 @@ def _ops(counts: Counts, not_ops: str, kernels: str = "", not_kernels: str = "",
 MATMUL = r"\w*MatMul"
 CUDNN_KERNEL = r"elemWiseRNNcell|LSTM_elementWise|RNN_(blockP|p)ersist|cudnn\w*rnn"
 BLOCK_KERNEL = r"lstm_gates"
-PERSISTENT_KERNEL = r"lstm_wavefront_(forward|backward)"
+PERSISTENT_KERNEL = r"lstm_(wavefront|cluster)_(forward|backward)"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
 LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
 WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has

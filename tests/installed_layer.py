@@ -16,7 +16,7 @@ package = importlib.import_module(name)
 assert "tensorflow" not in sys.modules, f"import {name} imports TensorFlow"
 home = Path(package.__file__).parent
 assert home.is_relative_to(Path(folder).resolve()), f"{name} comes from {home}, expected {folder}"
-for file in ("wavefront.cu", "softmax.cu", "numbers.cuh"):
+for file in ("wavefront.cu", "cluster.cu", "softmax.cu", "lstm.cuh", "numbers.cuh"):
     assert (home / "kernels" / file).is_file(), f"{home}/kernels/{file} is missing"
 assert (home / "README.md").is_file(), f"{home}/README.md is missing"
 

@@ -205,10 +205,9 @@ import time
 from models.wavefront import nvrtc, persistent, tiling
 from models.wavefront.tune import Driver
 driver, work = Driver(), tiling.Work(2, 4, 64, 0, False)
-chip = nvrtc.chip()._replace(capability=80)  # without clusters
+chip = nvrtc.chip()._replace(capability=80, clusters=())
 made = tiling.best_tiling(work, chip)
-code = nvrtc.ptx(persistent.SOURCE.read_text(), tiling.defines(work, 9, made), chip.capability)
-kernel = driver.load(code, "lstm_wavefront_forward", made.shared_bytes(work))
+kernel = driver.load(persistent.ptx(work, 9, made, chip), persistent.kernel(work, made), made.shared_bytes(work))
 driver.us(kernel, made.grid(work), made.shared_bytes(work))
 begin = time.monotonic()
 try:

@@ -152,7 +152,9 @@ def seen(profile: Mapping[str, Any], number: int) -> Seen:
         return Seen(CUDNN, f"{_counted(cudnn)}; {len(launched)} kinds of kernel", kernels)
     if calls := sum(count for op, count in ops.items() if re.fullmatch(r"xla:(loop:)?XlaCustomCallV2", op)):
         return Seen(PERSISTENT, f"persistent kernels called from XLA {calls}×", kernels)
-    if any(name.startswith("lstm_wavefront") for name in kernels):  # called from a function of the layer's own
+    if any(
+        name.startswith(("lstm_wavefront", "lstm_cluster")) for name in kernels
+    ):  # called from a function of the layer's own
         return Seen(PERSISTENT, "persistent kernels called from XLA", kernels)
     if products["xla:loop:"]:
         return Seen(XLA, f"XLA, a loop over the steps with {products['xla:loop:']} products in its body", kernels)

@@ -33,8 +33,8 @@ OPS = (
 COUNTS = {"launches": "launches", "syncs": "waits for the GPU"}  # of kernels on a GPU, of ops on a CPU
 PLACES = (("eager:", ", eager"), ("loop:", " in a loop"))
 KERNELS = (
-    (r"lstm_wavefront_forward", "our persistent kernel, forward"),
-    (r"lstm_wavefront_backward", "our persistent kernel, backward"),
+    (r"lstm_(wavefront|cluster)_forward", "our persistent kernel, forward"),
+    (r"lstm_(wavefront|cluster)_backward", "our persistent kernel, backward"),
     (r"softmax_cross_entropy", "our softmax kernel"),
     (r"RNN_(block)?[Pp]ersist", "cuDNN's persistent LSTM kernel"),
     (r"elemWiseRNNcell|elementWise_|cudnn\w*rnn", "cuDNN's LSTM gates"),

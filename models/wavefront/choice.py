@@ -29,10 +29,12 @@ import tensorflow as tf
 
 from . import nvrtc, persistent
 from .stack import LayerWeights
-from .tiling import parts
+from .tiling import streamed
+from .work import parts
 
 LOGGER = logging.getLogger("wavefront_lstm")
 SLICES_OF_AUTO = 2  # of a batch, at most, in which the kernels are taken to be the faster ones
+STREAMED_OF_AUTO = 0.5  # of the weights, at most, that do not stay on the chip
 
 
 def chosen(
@@ -63,6 +65,8 @@ def chosen(
         work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
         if parts(x.shape[1], work.batch) > SLICES_OF_AUTO:
             return "xla", f"the kernels have place for {work.batch} of {x.shape[1]} sequences at a time"
+        if (share := streamed(work._replace(lanes=together), nvrtc.chip())) > STREAMED_OF_AUTO:
+            return "xla", f"the kernels would read {share:.0%} of the weights anew at every step"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
     try:

@@ -9,12 +9,14 @@ import functools
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
 TARGET = "__gpu$xla.gpu.ptx"  # xla/service/gpu/custom_kernel_emitter_cuda.cc
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
+CLUSTERS = (2, 4, 8)  # sizes of clusters that every chip of compute capability 9.0 or later has
+EMPTY_KERNEL = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry empty() { ret; }\n"
 PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")  # that hold them, of CUDA 12 and 13
 
 
@@ -26,12 +28,18 @@ class Chip(NamedTuple):
         shared_bytes: of shared memory, at most, of one thread block.
         capability: compute capability, times ten: 90 for an H100.
         name: the GPU's, as its driver says it.
+        clusters: (thread blocks of a cluster, how many such clusters surely run at the same time), for each size that there is.
     """
 
     multiprocessors: int
     shared_bytes: int
     capability: int
     name: str = ""
+    clusters: tuple[tuple[int, int], ...] = ()
+
+    def blocks(self, of_cluster: int) -> int:
+        """Thread blocks, in clusters of so many, that surely run at the same time."""
+        return of_cluster * dict(self.clusters).get(of_cluster, 0) if of_cluster > 1 else self.multiprocessors
 
 
 def chip() -> Chip:
@@ -66,8 +74,52 @@ def _chip(ordinals: tuple[int, ...]) -> Chip:
         _check(driver.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
         _check(driver.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
         # CU_DEVICE_ATTRIBUTE_: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, COMPUTE_CAPABILITY_MAJOR and _MINOR
-        chips.append(Chip(ask(16), ask(97), 10 * ask(75) + ask(76), name.value.decode()))
+        found = Chip(ask(16), ask(97), 10 * ask(75) + ask(76), name.value.decode())
+        chips.append(found._replace(clusters=_clusters(driver, device, found) if found.capability >= 90 else ()))
     return common(chips)
+
+
+class _LaunchAttribute(ctypes.Structure):  # CUlaunchAttribute
+    _fields_: ClassVar = [("id", ctypes.c_uint64), ("value", ctypes.c_uint32 * 16)]
+
+
+class _LaunchConfig(ctypes.Structure):  # CUlaunchConfig
+    _fields_: ClassVar = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+def _clusters(driver: ctypes.CDLL, device: ctypes.c_int, found: Chip) -> tuple[tuple[int, int], ...]:
+    """Chip.clusters: GPUs of one kind differ in how their multiprocessors are grouped, so the driver is asked."""
+    context, module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    try:
+        _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+        _check(driver.cuModuleLoadData(ctypes.byref(module), EMPTY_KERNEL), "cuModuleLoadData")
+        _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"empty"), "cuModuleGetFunction")
+        _check(
+            driver.cuFuncSetAttribute(function, 8, found.shared_bytes), "cuFuncSetAttribute"
+        )  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+        sizes = []
+        for size in CLUSTERS:
+            attribute = _LaunchAttribute(4, (size, 1, 1))  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attributes = ctypes.pointer(attribute)
+            config = _LaunchConfig((size, 1, 1), (1024, 1, 1), found.shared_bytes, None, attributes, 1)
+            _check(
+                driver.cuOccupancyMaxActiveClusters(ctypes.byref(most), function, ctypes.byref(config)),
+                "cuOccupancyMaxActiveClusters",
+            )
+            sizes.append((size, most.value))
+        driver.cuModuleUnload(module)
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return tuple(sizes)
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
 def common(chips: Sequence[Chip]) -> Chip:
@@ -78,7 +130,9 @@ def common(chips: Sequence[Chip]) -> Chip:
             "the others by tf.config.set_visible_devices"
         )
     return chips[0]._replace(
-        multiprocessors=min(c.multiprocessors for c in chips), shared_bytes=min(c.shared_bytes for c in chips)
+        multiprocessors=min(c.multiprocessors for c in chips),
+        shared_bytes=min(c.shared_bytes for c in chips),
+        clusters=tuple(min(sizes) for sizes in zip(*(c.clusters for c in chips), strict=True)),
     )
 
 

@@ -27,11 +27,13 @@ from pathlib import Path
 import tensorflow as tf
 
 from . import nvrtc, schedule
+from .clusters import ClusterTiling
 from .nvrtc import Chip
 from .stack import LayerWeights, reversed_steps
-from .tiling import DTYPE_CODES, MOST_SLICES, WARPS, Work, defines, fits, fitting, layers_together, padded_units, parts
+from .tiling import MOST_SLICES, Tiling, fits, fitting, layers_together
+from .work import DTYPE_CODES, WARPS, Work, padded_units, parts
 
-SOURCE = Path(__file__).with_name("kernels") / "wavefront.cu"
+KERNELS = Path(__file__).with_name("kernels")
 
 
 @tf.autograph.experimental.do_not_convert
@@ -353,11 +355,11 @@ def _backward(
     results = [tf.TensorSpec([directions, time, batch, 4 * units], dtype)]
     if linked:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
-    groups = fitting(work, nvrtc.chip()).groups(work)
+    tiling = fitting(work, nvrtc.chip())
     results += [
         tf.TensorSpec([lanes, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], wide),
-        tf.TensorSpec([groups, 8, work.lanes, 4 * units], wide),
+        tf.TensorSpec([tiling.groups(work), tiling.bias_rows, work.lanes, 4 * units], wide),
     ]
     operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     operands += _options(keep, lengths, dtype)
@@ -389,7 +391,16 @@ def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Wor
 def compiled(work: Work, time: int) -> str:
     """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
     chip = nvrtc.chip()
-    return nvrtc.ptx(SOURCE.read_text(), defines(work, time, fitting(work, chip)), chip.capability)
+    return ptx(work, time, fitting(work, chip), chip)
+
+
+def ptx(work: Work, time: int, tiling: Tiling | ClusterTiling, chip: Chip) -> str:
+    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time), chip.capability)
+
+
+def kernel(work: Work, tiling: Tiling | ClusterTiling) -> str:
+    """Its name."""
+    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}"
 
 
 def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
@@ -419,5 +430,6 @@ def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
     code, tiling = compiled(work, time), fitting(work, nvrtc.chip())
-    name = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
-    return nvrtc.launch(name, code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work))
+    return nvrtc.launch(
+        kernel(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
+    )

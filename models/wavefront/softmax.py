@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from . import nvrtc
 from .nvrtc import Chip
-from .tiling import DTYPE_CODES
+from .work import DTYPE_CODES
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16

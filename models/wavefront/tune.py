@@ -4,9 +4,9 @@
     python -m wavefront_lstm.tune --out=FILE          # also keeps what was measured
     python -m wavefront_lstm.tune --fit=FILE          # fits what was measured before; needs no GPU
 
-In a checkout of the suite it is python -m models.wavefront.tune. The constants that tiling.py comes with, COST_US, are an H200's.
+In a checkout of the suite it is python -m models.wavefront.tune. The constants that tiling.py comes with, COST_US, are an H100's.
 What is found here is kept in a file (tiling.costs_path) that every later process on such a GPU reads; without it, they are the
-H200's again. Of some shapes the tilings that seem best are launched through CUDA's driver, on zeros, at most two of the same
+H100's again. Of some shapes the tilings that seem best are launched through CUDA's driver, on zeros, at most two of the same
 tile sizes; the constants are a fit to their times. PRODUCTS_PER_US, by which layers run together or in turn, stays an H200's.
 """
 
@@ -25,8 +25,10 @@ from typing import NamedTuple
 import numpy as np
 
 from . import tiling
+from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .tiling import COST_US, DTYPE_CODES, WARPS, Tiling, Work
+from .tiling import COST_US, Tiling
+from .work import DTYPE_CODES, WARPS, Work, padded_units
 
 SHAPES = {  # layers, units, batch, steps, by how many layers at a time
     "mnist": (2, 128, 32, 28, (2,)),
@@ -47,7 +49,7 @@ class Measured(NamedTuple):
 
     shape: str
     work: Work
-    tiling: Tiling
+    tiling: Tiling | ClusterTiling
     us: float
 
 
@@ -56,16 +58,16 @@ def works() -> Iterator[tuple[str, Work, int]]:
     for name, (_, units, batch, steps, together) in SHAPES.items():
         for precision in PRECISIONS.get(name, ("tf32", "float16")):
             dtype_code = DTYPE_CODES[precision]
-            padded = tiling.padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
+            padded = padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
             for lanes in together:
                 for backward in (False, True):
                     yield name, Work(lanes, batch, padded, dtype_code, backward), steps
 
 
-def tried(work: Work, chip: Chip) -> list[Tiling]:
+def tried(work: Work, chip: Chip) -> list[Tiling | ClusterTiling]:
     """The tilings that seem best by the present constants."""
     found, seen, costs = [], Counter(), tiling.costs(chip)
-    every = set(tiling._tilings(work, chip))
+    every = set(tiling.tilings(work, chip))
     for candidate in sorted(every, key=lambda candidate: tiling.step_us(work, candidate, costs)):
         seen[candidate[:3]] += 1
         if seen[candidate[:3]] <= ALIKE and len(found) < TRIED:
@@ -122,17 +124,16 @@ class Driver:
 
 def measure(chip: Chip, say: Callable[[str], None]) -> list[Measured]:
     """How long a step takes by each tiling that is tried, on the first GPU, which is a `chip`."""
-    from . import nvrtc, persistent
+    from . import persistent
 
-    driver, source = Driver(), persistent.SOURCE.read_text()
+    driver = Driver()
     jobs = [(name, work, steps, candidate) for name, work, steps in works() for candidate in tried(work, chip)]
     say(f"{len(jobs)} kernels of {len({job[1] for job in jobs})} shapes and precisions: compiling")
 
     def load(job):
         _, work, steps, candidate = job
-        code = nvrtc.ptx(source, tiling.defines(work, steps, candidate), chip.capability)
-        kernel = f"lstm_wavefront_{'backward' if work.backward else 'forward'}"
-        return driver.load(code, kernel, candidate.shared_bytes(work))
+        code = persistent.ptx(work, steps, candidate, chip)
+        return driver.load(code, persistent.kernel(work, candidate), candidate.shared_bytes(work))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         functions = list(pool.map(load, jobs))
@@ -147,17 +148,21 @@ def measure(chip: Chip, say: Callable[[str], None]) -> list[Measured]:
 def read(path: Path) -> list[Measured]:
     """What was kept by --out."""
     rows = json.loads(path.read_text())["tilings"]
-    return [Measured(row["shape"], Work(*row["work"]), Tiling(*row["tiling"]), row["us"]) for row in rows]
+    kinds = {Tiling._fields: Tiling, ClusterTiling._fields: ClusterTiling}
+    return [
+        Measured(row["shape"], Work(*row["work"]), kinds[tuple(row["tiling"])](**row["tiling"]), row["us"])
+        for row in rows
+    ]
 
 
 def write(path: Path, head: Mapping, measured: Sequence[Measured]) -> None:
-    lines = ",\n".join(json.dumps(row._asdict()) for row in measured)
+    lines = ",\n".join(json.dumps(row._asdict() | {"tiling": row.tiling._asdict()}) for row in measured)
     path.write_text(json.dumps(head)[:-1] + f', "tilings": [\n{lines}\n]}}\n')
 
 
 def fit(measured: Sequence[Measured]) -> dict[str, float]:
     """The constants, none below 0, with the least mean square of relative errors: by coordinates in turn."""
-    amounts = np.array([[tiling.terms(row.work, row.tiling)[name] for name in COST_US] for row in measured])
+    amounts = np.array([[row.tiling.terms(row.work).get(name, 0) for name in COST_US] for row in measured])
     amounts /= np.array([row.us for row in measured])[:, None]
     products, wanted = amounts.T @ amounts, amounts.sum(0)
     found = np.zeros(len(COST_US))
@@ -195,7 +200,7 @@ def tune(chip: Chip, head: Mapping, measured: Sequence[Measured], say: Callable[
     whole = path.with_suffix(f".{os.getpid()}.tmp")  # another process may be reading
     whole.write_text(json.dumps({**head, "costs_us": costs}) + "\n")
     whole.replace(path)
-    say(f"kept in {path}; remove that file to go back to the constants of an H200")
+    say(f"kept in {path}; remove that file to go back to the constants of an H100")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

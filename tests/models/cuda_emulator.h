@@ -30,6 +30,15 @@ using std::max, std::min;
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float4 {
+  float x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct uint2 {
+  unsigned x, y;
+};
 struct Index {
   int x;
 };
@@ -105,12 +114,42 @@ inline void sync_cluster() {
   while (cluster.generation == generation) emulator::give_way();
 }
 
-inline float from_peer(const float* mine, int rank) {
+using PeerPlace = char*;
+inline PeerPlace place_in_peer(const void* mine, int rank) {
   emulator::Block* block = emulator::running->block;
-  std::ptrdiff_t offset = mine - reinterpret_cast<const float*>(block->shared.data());
+  std::ptrdiff_t offset = static_cast<const char*>(mine) - reinterpret_cast<const char*>(block->shared.data());
   emulator::Block* peer = block - emulator::running->block_index % SPLIT + rank;
-  return reinterpret_cast<const float*>(peer->shared.data())[offset];
+  return reinterpret_cast<char*>(peer->shared.data()) + offset;
 }
+
+inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
+inline void wait_for_copies() {}
+
+using Mailbox = unsigned long long;
+struct Box {  // in a Mailbox's bytes
+  int bytes;  // expected and not here
+  short phase, asked;
+  void look() {
+    if (asked && !bytes) asked = 0, phase ^= 1;
+  }
+};
+inline void make_mailbox(Mailbox* box) { *reinterpret_cast<Box*>(box) = {0, 0, 0}; }
+inline void expect_bytes(Mailbox* box, int bytes) {
+  Box& own = *reinterpret_cast<Box*>(box);
+  if (own.asked) abort();  // one for each use
+  own.bytes += bytes, own.asked = 1;
+  own.look();
+}
+inline void wait_for_bytes(Mailbox* box, int parity) {
+  while (reinterpret_cast<volatile Box*>(box)->phase == parity) emulator::give_way();
+}
+template <typename T>
+void to_peer(PeerPlace place, T x, PeerPlace box) {
+  memcpy(place, &x, sizeof x);
+  reinterpret_cast<Box*>(box)->bytes -= sizeof x;
+  reinterpret_cast<Box*>(box)->look();
+}
+inline float from_peer(const float* mine, int rank) { return *reinterpret_cast<const float*>(place_in_peer(mine, rank)); }
 
 inline void __threadfence() {}
 inline void __trap() { abort(); }

@@ -16,9 +16,11 @@ from models.wavefront.nvrtc import Chip
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
 CHIP = Chip(
-    multiprocessors=8, shared_bytes=64 * 1024, capability=90
+    multiprocessors=8, shared_bytes=64 * 1024, capability=90, clusters=((2, 4), (4, 2), (8, 1))
 )  # small, so that there are several tiles of everything
-H200 = Chip(multiprocessors=132, shared_bytes=232448, capability=90, name="NVIDIA H200")
+H200 = Chip(
+    multiprocessors=132, shared_bytes=232448, capability=90, name="NVIDIA H200", clusters=((2, 66), (4, 32), (8, 16))
+)
 MAIN = """
 #include "{source}"
 template <typename... P> void call(void (*kernel)(P...), void** pointers) {{

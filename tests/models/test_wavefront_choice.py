@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import choice, nvrtc, tiling
+from models.wavefront import choice, nvrtc
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.stack import LayerWeights
-from models.wavefront.tiling import DTYPE_CODES, Work
+from models.wavefront.work import DTYPE_CODES, Work, padded_units
 from tests.models.emulated_kernels import H200, emulated
 
 LIMIT = 1.05  # times the better of the two
@@ -99,7 +99,7 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
         masked = xla["benchmark"] == "ptb_sentences"
         time = config["MAX_WORDS"] if masked else config["TIME_STEPS"]
         dtype_code = DTYPE_CODES[DTYPES[xla["precision"]]]
-        padded = tiling.padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
+        padded = padded_units(units, Work(1, batch, units, dtype_code, False).itemsize)
         ms = {
             name: record["step_ms"]["median"] if record["status"] == "ok" else None
             for name, record in (("xla", xla), ("persistent", ours))
@@ -147,9 +147,11 @@ def test_one_implementation_everywhere_fails_the_records(h200, monkeypatch):
 # -- what is chosen where ----------------------------------------------------------------------------------------------------
 
 
-def traced(time=3, batch=2, mask=False, dtype="float32", around=lambda call: call, **options) -> WavefrontLSTM:
+def traced(
+    time=3, batch=2, units=16, mask=False, dtype="float32", around=lambda call: call, **options
+) -> WavefrontLSTM:
     """A layer after one trace in training; around: what to make of its call."""
-    layer = WavefrontLSTM(16, **{"num_layers": 2, "dtype": dtype, **options})
+    layer = WavefrontLSTM(units, **{"num_layers": 2, "dtype": dtype, **options})
     layer.build((None, None, 4))
     assert layer.chosen is None
 
@@ -182,13 +184,14 @@ def test_what_the_kernels_do_is_given_to_them(h200, options):
 
 
 REFUSED = [
-    (dict(direction="bidirectional", batch=10**6), "does not fit on the 132"),
+    (dict(direction="bidirectional", units=5000), "does not fit on the 132"),
     (dict(layer_normalization=True), "layer normalisation"),
     (dict(dtype="float64"), "float64 given"),
     (dict(batch=None), r"inputs of shape \(3, None, 4\)"),
     (dict(time=None), r"inputs of shape \(None, 2, 4\)"),
-    (dict(batch=10**6), "does not fit on the 132"),
-    (dict(batch=30_000), r"the kernels have place for \d+ of 30000 sequences at a time"),
+    (dict(units=5000), "does not fit on the 132"),
+    (dict(units=2000, batch=1000), r"the kernels have place for \d+ of 1000 sequences at a time"),
+    (dict(units=2000, batch=100), r"the kernels would read \d\d% of the weights anew at every step"),
     (dict(around=lambda call: lambda x: tf.vectorized_map(call, x[tf.newaxis])), "in tf.vectorized_map"),
     (dict(around=lambda call: under_a_strategy(call)), "under tf.distribute, outside of XLA"),
 ]
@@ -478,7 +481,7 @@ def test_tapes_around_a_call_ask_no_launch_for_its_gradient(h200):
 
 
 def test_a_small_chip_has_its_own_tilings(h200, monkeypatch):
-    """With place for 48 sequences: of more, two launches, or XLA's implementation."""
+    """With place for 192 sequences: of more, two launches, or XLA's implementation."""
     monkeypatch.setattr(nvrtc, "chip", lambda: Chip(multiprocessors=1, shared_bytes=64 * 1024, capability=90))
-    kinds = {batch: traced(batch=batch).chosen for batch in (48, 96, 97)}
+    kinds = {batch: traced(batch=batch).chosen for batch in (192, 384, 385)}
     assert list(kinds.values()) == ["persistent", "persistent", "xla"], kinds

@@ -16,6 +16,9 @@ __device__ inline unsigned char* shared_memory() {
   return bytes;
 }
 
+// The x of the lane of the warp whose number differs in the bits of `distance`.
+__device__ inline float from_lane(float x, int distance) { return __shfl_xor_sync(~0u, x, distance); }
+
 __device__ inline float wide(float x) { return x; }
 
 __device__ inline float wide(unsigned short x) {

@@ -23,8 +23,6 @@ union Vector {  // 16 bytes
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 #ifndef EMULATED
-__device__ inline float from_lane(float x, int distance) { return __shfl_xor_sync(~0u, x, distance); }
-
 __device__ inline float power_of_2(float x) {  // to 2 units of the last place
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -5,14 +5,15 @@
 // shared memory (what does not fit comes from the L2 cache at every step), and c (backward: the gradient by c) in registers.
 // At a step
 //
-//     1 multiply   its weights with what the last step left in global memory: each warp every WARPS-th block of the
-//                  inner dimension, on the tensor cores, so that every number is read once
+//     1 multiply   its weights with what the last step left in global memory, on the tensor cores. The warps are COLUMN_WARPS
+//                  teams; each team has sequences of its own, and in it each warp every K_WARPS-th block of the inner
+//                  dimension, so that every number of these sequences is read once
 //     2 gather     the warps' partial sums through shared memory
 //     3 pointwise  gates, c and h; backward: the gates' gradients
 //     4 barrier    among the blocks of the same sequences: sequences are independent of each other
 //
-// Where SPLIT is 2, two blocks make a cluster: they own twice the units together, multiply half of the inner dimension each, and
-// add up each other's sums through distributed shared memory; so each reads half as much of the other operand.
+// SPLIT blocks make a cluster: together they own SPLIT times the units, multiply a part of the inner dimension each, and
+// add up each other's sums through distributed shared memory; so each reads 1 / SPLIT of the other operand.
 //
 // Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
@@ -29,19 +30,11 @@
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
-//   UNIT_TILE, BATCH_TILE, SPLIT, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
+//   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 
-#include "numbers.cuh"
-
-#if DTYPE_CODE == 1
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#elif DTYPE_CODE == 2
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#else
-#define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-#endif
+#include "lstm.cuh"
 
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
@@ -49,26 +42,34 @@
 #define CLUSTER
 #endif
 
-constexpr int BLOCK = 4 * VECTOR;                      // k of one block: two mma.sync
 constexpr int GATES = 4 * UNITS;
 constexpr int WIDTH = SPLIT * UNIT_TILE;                     // units of a cluster
 constexpr int ROWS = BACKWARD ? WIDTH : 4 * WIDTH;           // of A, of one thread block
 constexpr int SEGMENT = (BACKWARD ? GATES : UNITS) / BLOCK;  // blocks of k from the lane itself; as many from its neighbour
 constexpr int SEGMENTS = LANES > 1 ? 2 : 1;
-constexpr int ROW_TILES = ROWS / 16, COLUMN_TILES = BATCH_TILE / 8;
+constexpr int ROW_TILES = ROWS / 16, COLUMN_TILES = BATCH_TILE / 8 / COLUMN_WARPS;  // of a warp
 constexpr int UNIT_TILES = (UNITS + WIDTH - 1) / WIDTH * SPLIT;
 constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
 constexpr size_t PLANE = (size_t)BATCH * UNITS, WORDS = PLANE / (16 / sizeof(Number));  // of a step; of a layer's masks
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int STRIDE = SPLIT * WARPS;                  // between the blocks of k of a warp
+constexpr int K_WARPS = WARPS / COLUMN_WARPS, TEAM = 32 * K_WARPS;  // warps and threads of the same sequences
+constexpr int STRIDE = SPLIT * K_WARPS;                // between the blocks of k of a warp
 constexpr int COUNT = (SEGMENTS * SEGMENT + STRIDE - 1) / STRIDE;  // of them: IN_REGISTERS, then IN_SHARED; the others
 constexpr int STREAMED = COUNT - IN_REGISTERS - IN_SHARED;         // are read anew at every step
 constexpr int PITCH = ROWS + 4;                        // of a column in shared memory: no two lanes write to one bank
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
-static_assert(ROWS % 16 == 0 && BATCH_TILE % 8 == 0 && UNITS % BLOCK == 0 && UNIT_TILE * 8 <= THREADS, "tiling");
+static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
+
+// Sequences of a team that its threads have numbers of at the same time in the pointwise part, one thread for each unit.
+constexpr int at_once() {
+  int found = 1;
+  while (2 * found * UNIT_TILE <= TEAM && 8 * CHUNK % (2 * found) == 0) found *= 2;
+  return found;
+}
+constexpr int AT_ONCE = at_once(), POINTS = 8 * COLUMN_TILES / AT_ONCE;  // POINTS: sequences of a thread
 
 #ifndef MOST_LOOKS
 #define MOST_LOOKS (1u << 24)  // of a block at a barrier: some five seconds
@@ -78,7 +79,8 @@ static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= CO
 __device__ unsigned arrived[DIRECTIONS * GROUPS], left[DIRECTIONS * GROUPS];
 
 struct Place {  // of a thread block and a thread in the work
-  int group, lane, rank, first_unit, first_sequence, warp, in_warp;  // rank: in its cluster; first_unit: of the cluster
+  int group, lane, rank, first_unit, first_of_group, warp, in_warp;  // rank: in its cluster; first_unit: of the cluster
+  int team, k_warp, first_sequence;  // k_warp: in its team; first_sequence: of the team
   int unit, column;  // of the thread's numbers in the pointwise part; unit is -1 where it has none
 
   __device__ Place() {
@@ -87,52 +89,27 @@ struct Place {  // of a thread block and a thread in the work
     lane = block / UNIT_TILES % LANES;
     rank = block % SPLIT;
     first_unit = block % UNIT_TILES / SPLIT * WIDTH;
-    first_sequence = (DIRECTIONS > 1 ? group % GROUPS : group) * BATCH_TILE;
+    first_of_group = (DIRECTIONS > 1 ? group % GROUPS : group) * BATCH_TILE;
     warp = threadIdx.x / 32, in_warp = threadIdx.x % 32;
-    column = threadIdx.x / UNIT_TILE;
-    unit = first_unit + rank * UNIT_TILE + threadIdx.x % UNIT_TILE;
-    if (column >= 8 || unit >= UNITS) unit = -1;
+    team = warp / K_WARPS, k_warp = warp % K_WARPS;
+    first_sequence = first_of_group + team * 8 * COLUMN_TILES;
+    const int in_team = threadIdx.x % TEAM;
+    column = in_team / UNIT_TILE;
+    unit = first_unit + rank * UNIT_TILE + in_team % UNIT_TILE;
+    if (column >= AT_ONCE || unit >= UNITS) unit = -1;
   }
   // An array of so many numbers for each direction, from those of this block's on.
   template <typename T>
   __device__ T* own(T* all, size_t numbers) const {
     return DIRECTIONS > 1 ? all + group / GROUPS * numbers : all;
   }
-  __device__ int block(int index) const { return index * STRIDE + rank * WARPS + warp; }
-  __device__ int sequence(int column_tile) const { return first_sequence + 8 * column_tile + column; }
+  __device__ int block(int index) const { return index * STRIDE + rank * K_WARPS + k_warp; }
+  __device__ int sequence(int point) const { return first_sequence + AT_ONCE * point + column; }
 };
-
-// What a product reads: with any NaN as the one NaN that rounding to tf32 leaves one, see `rounded`.
-__device__ inline Number to_operand(float x) {
-#if DTYPE_CODE == 0 || DTYPE_CODE == 3
-  x = x == x ? x : __uint_as_float(0x7fc00000);
-#endif
-  return narrow(x);
-}
 
 // -- instructions (tests/models/cuda_emulator.h has them for a CPU) --------------------------------------------------------
 
 #ifndef EMULATED
-// Another block of the cluster's number at the place of `mine`.
-__device__ inline float from_peer(const float* mine, int rank) {
-  unsigned address = __cvta_generic_to_shared(mine);
-  float found;
-  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(found) : "r"(address) : "memory");
-  return found;
-}
-
-__device__ inline void sync_cluster() {
-  __syncwarp();  // .aligned asks for warps that have converged
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ inline void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm(MMA "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 __device__ inline void arrive(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
@@ -146,59 +123,14 @@ __device__ inline unsigned look(const unsigned* counter) {
 
 // -- products ------------------------------------------------------------------------------------------------------------
 
-// The tensor cores cut float32 to tf32; half a unit more makes that rounding to the nearest. CUDA's own NaN, all bits set,
-// would become a zero, but operand B, which comes here, has gone through `to_operand`. The weights (A) the host has rounded: those from
-// memory are loaded ahead, and whatever was done to them here would wait for them.
-__device__ inline unsigned rounded(unsigned x) {
-#if DTYPE_CODE == 0
-  x += 0x1000;
-#endif
-  return x;
-}
-__device__ inline uint4 rounded(uint4 x) { return {rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w)}; }
-
-// Of float32, the part that tf32 holds, and the rest, of which the tensor cores lose one unit of float32's last place at most.
-__device__ inline unsigned leading(unsigned x) { return (x + 0x1000) & 0xffffe000; }
-__device__ inline unsigned trailing(unsigned x) {
-  return __float_as_uint(__uint_as_float(x) - __uint_as_float(leading(x)));
-}
-
-// Adds A · B of one fragment of A and one of B, two mma.sync of k.
-__device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uint4 b) {
-#if DTYPE_CODE == 3
-  mma(c, trailing(upper.x), trailing(lower.x), trailing(upper.y), trailing(lower.y), leading(b.x), leading(b.y));
-  mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), trailing(b.x), trailing(b.y));
-  mma(c, leading(upper.x), leading(lower.x), leading(upper.y), leading(lower.y), leading(b.x), leading(b.y));
-  mma(c, trailing(upper.z), trailing(lower.z), trailing(upper.w), trailing(lower.w), leading(b.z), leading(b.w));
-  mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), trailing(b.z), trailing(b.w));
-  mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), leading(b.z), leading(b.w));
-#else
-  mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
-  mma(c, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
-#endif
-}
-
-// To float32's precision, or to 1e-7 of 1 where the products are coarser by far.
-#if DTYPE_CODE == 3
-__device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-__device__ inline float tangent(float x) { return tanhf(x); }
-#else
-__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
-__device__ inline float tangent(float x) { return 1 - 2 * __fdividef(1, 1 + __expf(2 * x)); }
-#endif
-
 struct Sums {
   float of[ROW_TILES][COLUMN_TILES][4];
-};
-
-struct Fragment {  // of 16 rows of A in one block of k: this lane's share of the upper and of the lower 8
-  uint4 upper, lower;
 };
 
 // One thread block's rows of A, [.., SEGMENTS · SEGMENT · BLOCK] of one lane. A warp's blocks are those of `block`.
 struct Weights {
   const uint4* rows;                                // in global memory
-  uint4* in_shared;                                 // [IN_SHARED][WARPS][ROW_TILES][2][32]
+  uint4* in_shared;                                 // [IN_SHARED][K_WARPS][ROW_TILES][2][32]
   const Place& place;
   Fragment in_registers[IN_REGISTERS ? IN_REGISTERS : 1][ROW_TILES] = {};
 
@@ -210,7 +142,7 @@ struct Weights {
     for (int index = 0; index < IN_REGISTERS; ++index)
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile) in_registers[index][tile] = from_memory(index, tile);
-    for (int index = IN_REGISTERS; index < IN_REGISTERS + IN_SHARED; ++index)
+    for (int index = IN_REGISTERS + place.team; index < IN_REGISTERS + IN_SHARED; index += COLUMN_WARPS)
       for (int tile = 0; tile < ROW_TILES; ++tile) {
         Fragment found = from_memory(index, tile);
         slot(index, tile)[0] = found.upper, slot(index, tile)[32] = found.lower;
@@ -218,7 +150,7 @@ struct Weights {
   }
 
   __device__ uint4* slot(int index, int tile) const {
-    return in_shared + (((index - IN_REGISTERS) * WARPS + place.warp) * ROW_TILES + tile) * 64 + place.in_warp;
+    return in_shared + (((index - IN_REGISTERS) * K_WARPS + place.k_warp) * ROW_TILES + tile) * 64 + place.in_warp;
   }
 
   __device__ Fragment from_shared(int index, int tile) const { return {slot(index, tile)[0], slot(index, tile)[32]}; }
@@ -269,7 +201,7 @@ struct Masks {
 // gates; their gradients are 0, so that no product nor sum needs to know of it. Past the longest sequence of a group its blocks
 // pass no barrier any more: they fill what is left with zeros.
 struct Ends {
-  int of[COLUMN_TILES];
+  int of[POINTS];
 #if LENGTHS
   int last = 0;  // steps of the group's longest sequence
 #else
@@ -278,14 +210,14 @@ struct Ends {
 
   __device__ Ends(const int* lengths, const Place& place) {
 #pragma unroll
-    for (int tile = 0; tile < COLUMN_TILES; ++tile)
-      of[tile] = LENGTHS && place.sequence(tile) < BATCH ? __ldg(lengths + place.sequence(tile)) : TIME;
+    for (int point = 0; point < POINTS; ++point)
+      of[point] = LENGTHS && place.sequence(point) < BATCH ? __ldg(lengths + place.sequence(point)) : TIME;
 #if LENGTHS
-    for (int sequence = place.first_sequence; sequence < min(BATCH, place.first_sequence + BATCH_TILE); ++sequence)
+    for (int sequence = place.first_of_group; sequence < min(BATCH, place.first_of_group + BATCH_TILE); ++sequence)
       last = max(last, min(TIME, __ldg(lengths + sequence)));
 #endif
   }
-  __device__ bool passed(int tile, int time) const { return LENGTHS && time >= of[tile]; }
+  __device__ bool passed(int point, int time) const { return LENGTHS && time >= of[point]; }
 };
 
 // The numbers of x whose bits are 1, from bit 0 on; the others are 0.
@@ -387,10 +319,12 @@ __device__ inline void meet() {
     __syncthreads();
 }
 
-// Adds up the warps' sums through shared memory, [WARPS][CHUNK][8][PITCH], and calls use(column tile, total), where total(gate)
-// is the sum of this thread's row of that gate (backward: of its one row, gate 0).
+// Adds up the warps' sums through shared memory, [WARPS][CHUNK][8][PITCH], and calls use(point, total), where total[gate]
+// is the sum of this thread's row of that gate (backward: of its one row, gate 0). In a cluster each block adds up its own first.
 template <typename Use>
 __device__ inline void gather(const Sums& sums, float* shared, const Place& place, Use use) {
+  constexpr int COLUMNS = 8 * CHUNK, OF_WARP = COLUMNS * PITCH;
+  float* of_team = shared + place.team * K_WARPS * OF_WARP;
 #pragma unroll
   for (int from = 0; from < COLUMN_TILES; from += CHUNK) {
     if (from) meet();  // the first time the barrier of the group has seen to it that all have read the last step's
@@ -398,25 +332,50 @@ __device__ inline void gather(const Sums& sums, float* shared, const Place& plac
     for (int c = 0; c < CHUNK; ++c)
 #pragma unroll
       for (int row_tile = 0; row_tile < ROW_TILES; ++row_tile) {
-        float* to = shared + ((place.warp * CHUNK + c) * 8 + place.in_warp % 4 * 2) * PITCH + row_tile * 16 + place.in_warp / 4;
+        float* to = of_team + place.k_warp * OF_WARP + (c * 8 + place.in_warp % 4 * 2) * PITCH + row_tile * 16 + place.in_warp / 4;
         const float(&of)[4] = sums.of[row_tile][from + c];
         to[0] = of[0], to[PITCH] = of[1], to[8] = of[2], to[PITCH + 8] = of[3];
       }
+    if (SPLIT > 1 && K_WARPS > 1) {
+      __syncthreads();
+      for (int at = threadIdx.x % TEAM; at < COLUMNS * (ROWS / 4); at += TEAM) {
+        float4* first = reinterpret_cast<float4*>(of_team + at / (ROWS / 4) * PITCH) + at % (ROWS / 4);
+        float4 sum = *first;
+#pragma unroll
+        for (int warp = 1; warp < K_WARPS; ++warp) {
+          const float4 more = first[warp * (OF_WARP / 4)];
+          sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        }
+        *first = sum;
+      }
+    }
     meet();
     if (place.unit < 0) continue;
+    float totals[COLUMNS / AT_ONCE][BACKWARD ? 1 : 4];  // all of them before the first is used: they are on their way together
 #pragma unroll
-    for (int c = 0; c < CHUNK; ++c) {
-      auto total = [&](int gate) {
-        const float* row = shared + (c * 8 + place.column) * PITCH + gate * WIDTH + place.unit - place.first_unit;
-        float sum = 0;
+    for (int point = 0; point < COLUMNS / AT_ONCE; ++point)
 #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) {
-          const float* at = row + warp * CHUNK * 8 * PITCH;
-          sum += SPLIT > 1 ? *at + from_peer(at, 1 - place.rank) : *at;
+      for (int gate = 0; gate < (BACKWARD ? 1 : 4); ++gate) {
+        const float* at = of_team + (point * AT_ONCE + place.column) * PITCH + gate * WIDTH + place.unit - place.first_unit;
+        float sum = *at;
+        if (SPLIT == 1)
+#pragma unroll
+          for (int warp = 1; warp < K_WARPS; ++warp) sum += at[warp * OF_WARP];
+        totals[point][gate] = sum;
+      }
+#pragma unroll
+    for (int next = 1; next < SPLIT; ++next)
+#pragma unroll
+      for (int point = 0; point < COLUMNS / AT_ONCE; ++point)
+#pragma unroll
+        for (int gate = 0; gate < (BACKWARD ? 1 : 4); ++gate) {
+          const float* at = of_team + (point * AT_ONCE + place.column) * PITCH + gate * WIDTH + place.unit - place.first_unit;
+          totals[point][gate] += from_peer(at, (place.rank + next) % SPLIT);
         }
-        return sum;
-      };
-      if (place.sequence(from + c) < BATCH) use(from + c, total);
+#pragma unroll
+    for (int point = 0; point < COLUMNS / AT_ONCE; ++point) {
+      const int own = from * 8 / AT_ONCE + point;
+      if (place.sequence(own) < BATCH) use(own, totals[point]);
     }
   }
 }
@@ -495,35 +454,35 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
   const Ends ends(lengths, place);
-  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
   Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
-  float bias_of[4], c[COLUMN_TILES];
+  float bias_of[4], c[POINTS];
 #pragma unroll
   for (int gate = 0; gate < 4; ++gate) bias_of[gate] = unit < 0 ? 0 : bias[lane * GATES + gate * UNITS + unit];
 #pragma unroll
-  for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-    c[tile] = 0;
-    if (unit < 0 || place.sequence(tile) >= BATCH) continue;
-    size_t at = (size_t)place.sequence(tile) * UNITS + unit;
-    c[tile] = c_0[lane * PLANE + at];
+  for (int point = 0; point < POINTS; ++point) {
+    c[point] = 0;
+    if (unit < 0 || place.sequence(point) >= BATCH) continue;
+    size_t at = (size_t)place.sequence(point) * UNITS + unit;
+    c[point] = c_0[lane * PLANE + at];
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
-    operand[(size_t)place.sequence(tile) * pitch + unit] = h;
-    if (!ends.last) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[tile];
+    operand[(size_t)place.sequence(point) * pitch + unit] = h;
+    if (!ends.last) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
 
   tell_group(place);
 
-  float gates_of[COLUMN_TILES][4];  // of the last step, to be kept for the backward pass
+  float gates_of[POINTS][4];  // of the last step, to be kept for the backward pass
   auto keep = [&](int time) {
     if (time < 0 || time >= ends.last || unit < 0) return;
 #pragma unroll
-    for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-      if (place.sequence(tile) >= BATCH) continue;
-      const size_t row = ((size_t)lane * TIME + time) * BATCH + place.sequence(tile);
+    for (int point = 0; point < POINTS; ++point) {
+      if (place.sequence(point) >= BATCH) continue;
+      const size_t row = ((size_t)lane * TIME + time) * BATCH + place.sequence(point);
 #pragma unroll
-      for (int gate = 0; gate < 4; ++gate) gates[row * GATES + gate * UNITS + unit] = gates_of[tile][gate];
-      cells[row * UNITS + unit] = c[tile];
+      for (int gate = 0; gate < 4; ++gate) gates[row * GATES + gate * UNITS + unit] = gates_of[point][gate];
+      cells[row * UNITS + unit] = c[point];
     }
   };
 
@@ -531,41 +490,41 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     const int time = step - lane;
     const bool active = time >= 0 && time < ends.last;
     keep(time - 1);
-    float input[COLUMN_TILES][4];
+    float input[POINTS][4];
     if (active && lane == 0 && unit >= 0)
 #pragma unroll
-      for (int tile = 0; tile < COLUMN_TILES; ++tile)
-        if (place.sequence(tile) < BATCH)
+      for (int point = 0; point < POINTS; ++point)
+        if (place.sequence(point) < BATCH)
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate)
-            input[tile][gate] =
-                wide(projected[((size_t)time * BATCH + place.sequence(tile)) * GATES + gate * UNITS + unit]);
+            input[point][gate] =
+                wide(projected[((size_t)time * BATCH + place.sequence(point)) * GATES + gate * UNITS + unit]);
     wait_for_group(place, step + 1);
 
     if (active) {
       Sums sums = {};
       const Number* now = operand + (size_t)time * BATCH * pitch;
       multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch}, masks);
-      gather(sums, partial, place, [&](int tile, auto total) {
-        const int sequence = place.sequence(tile);
+      gather(sums, partial, place, [&](int point, const auto& total) {
+        const int sequence = place.sequence(point);
         float z[4];
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate)
-          z[gate] = total(gate) + bias_of[gate] + (lane ? 0 : input[tile][gate]);
+          z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
-        const float c_before = c[tile];
-        c[tile] = f * c[tile] + i * g;
-        gates_of[tile][0] = i, gates_of[tile][1] = f, gates_of[tile][2] = g, gates_of[tile][3] = o;
-        Number h = to_operand(o * tangent(c[tile])), output = h;
+        const float c_before = c[point];
+        c[point] = f * c[point] + i * g;
+        gates_of[point][0] = i, gates_of[point][1] = f, gates_of[point][2] = g, gates_of[point][3] = o;
+        Number h = to_operand(o * tangent(c[point])), output = h;
 #if LENGTHS
-        if (ends.passed(tile, time)) c[tile] = c_before, h = now[(size_t)sequence * pitch + unit], output = 0;
+        if (ends.passed(point, time)) c[point] = c_before, h = now[(size_t)sequence * pitch + unit], output = 0;
 #endif
 
         const size_t at = (size_t)sequence * UNITS + unit;
         if (time + 1 < ends.last)
           operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = h;
         else
-          h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[tile];
+          h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
         if (lane + 1 < LANES)
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
         else
@@ -579,9 +538,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   if (unit >= 0)
     for (int time = ends.last; time < TIME; ++time)
 #pragma unroll
-      for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-        if (place.sequence(tile) >= BATCH) continue;
-        const size_t row = (size_t)time * BATCH + place.sequence(tile);
+      for (int point = 0; point < POINTS; ++point) {
+        if (place.sequence(point) >= BATCH) continue;
+        const size_t row = (size_t)time * BATCH + place.sequence(point);
         operand[row * pitch + unit] = 0;
         if (lane + 1 < LANES)
           rest[((size_t)lane * TIME * BATCH + row) * 2 * UNITS + UNITS + unit] = 0;
@@ -612,7 +571,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
 #endif
     Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
-    float* d_bias) {                       // [GROUPS, 8, lanes, 4·units], to be added up over the first two axes
+    float* d_bias) {                       // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
   unsigned char* shared = shared_memory();
   Place place;
   const int lane = place.lane, unit = place.unit;
@@ -636,34 +595,36 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
   const Ends ends(lengths, place);
-  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * WARPS * ROW_TILES * 1024);
+  float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * PLANE : d_first;
-  float d_bias_of[4] = {}, d_c[COLUMN_TILES], c[COLUMN_TILES], d_h_kept[COLUMN_TILES];  // kept: of an h that stands still
+  float d_bias_of[4] = {}, d_c[POINTS], c[POINTS], d_h_kept[POINTS];  // kept: of an h that stands still
 #pragma unroll
-  for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-    d_c[tile] = c[tile] = d_h_kept[tile] = 0;
-    if (unit < 0 || place.sequence(tile) >= BATCH) continue;
-    size_t at = (size_t)place.sequence(tile) * UNITS + unit;
-    d_c[tile] = d_c_end[lane * PLANE + at];
-    if (ends.last) c[tile] = cells[((size_t)lane * TIME + ends.last - 1) * PLANE + at];
+  for (int point = 0; point < POINTS; ++point) {
+    d_c[point] = c[point] = d_h_kept[point] = 0;
+    if (unit < 0 || place.sequence(point) >= BATCH) continue;
+    size_t at = (size_t)place.sequence(point) * UNITS + unit;
+    d_c[point] = d_c_end[lane * PLANE + at];
+    if (ends.last) c[point] = cells[((size_t)lane * TIME + ends.last - 1) * PLANE + at];
   }
+
+  if (COLUMN_WARPS > 1) __syncthreads();  // the other teams' share of the weights
 
   // One step more than forward: at time -1 stands the gradient by the initial h.
   for (int step = ends.last + LANES - 2; step >= -1; --step) {
     const int time = step - lane;
     const bool active = time >= -1 && time < ends.last;
-    float gate_of[COLUMN_TILES][4], c_before[COLUMN_TILES], d_output[COLUMN_TILES];  // on their way while the barrier waits
+    float gate_of[POINTS][4], c_before[POINTS], d_output[POINTS];  // on their way while the barrier waits
     if (active && time >= 0 && unit >= 0)
 #pragma unroll
-      for (int tile = 0; tile < COLUMN_TILES; ++tile)
-        if (place.sequence(tile) < BATCH) {
-          const size_t at = (size_t)place.sequence(tile) * UNITS + unit, kept = ((size_t)lane * TIME + time) * PLANE;
-          const float* gates_now = gates + kept * 4 + (size_t)place.sequence(tile) * GATES + unit;
+      for (int point = 0; point < POINTS; ++point)
+        if (place.sequence(point) < BATCH) {
+          const size_t at = (size_t)place.sequence(point) * UNITS + unit, kept = ((size_t)lane * TIME + time) * PLANE;
+          const float* gates_now = gates + kept * 4 + (size_t)place.sequence(point) * GATES + unit;
 #pragma unroll
-          for (int gate = 0; gate < 4; ++gate) gate_of[tile][gate] = gates_now[gate * UNITS];
-          c_before[tile] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
-          d_output[tile] = lane + 1 < LANES || ends.passed(tile, time) ? 0 : wide(d_outputs[time * PLANE + at]);
-          if (time + 1 == ends.last) d_output[tile] += wide(d_h_end[lane * PLANE + at]);
+          for (int gate = 0; gate < 4; ++gate) gate_of[point][gate] = gates_now[gate * UNITS];
+          c_before[point] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
+          d_output[point] = lane + 1 < LANES || ends.passed(point, time) ? 0 : wide(d_outputs[time * PLANE + at]);
+          if (time + 1 == ends.last) d_output[point] += wide(d_h_end[lane * PLANE + at]);
         }
     if (step < ends.last + LANES - 2) wait_for_group(place, ends.last + LANES - 2 - step);
 
@@ -673,35 +634,35 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
                 has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
-      gather(sums, partial, place, [&](int tile, auto total) {
-        const int sequence = place.sequence(tile);
+      gather(sums, partial, place, [&](int point, const auto& total) {
+        const int sequence = place.sequence(point);
         const size_t at = (size_t)sequence * UNITS + unit;
-        float d_h = total(0);
-        if (LENGTHS) d_h += d_h_kept[tile];
+        float d_h = total[0];
+        if (LENGTHS) d_h += d_h_kept[point];
         if (time < 0) {
 #if LENGTHS
           if (!ends.last) d_h += wide(d_h_end[lane * PLANE + at]);
 #endif
           d_h_0[lane * PLANE + at] = to_operand(d_h);
-          d_c_0[lane * PLANE + at] = d_c[tile];
+          d_c_0[lane * PLANE + at] = d_c[point];
           return;
         }
-        d_h += d_output[tile];
+        d_h += d_output[point];
         Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
-        if (ends.passed(tile, time)) {
-          d_h_kept[tile] = d_h;
+        if (ends.passed(point, time)) {
+          d_h_kept[point] = d_h;
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
           return;
         }
-        d_h_kept[tile] = 0;
-        const float i = gate_of[tile][0], f = gate_of[tile][1], g = gate_of[tile][2], o = gate_of[tile][3];
-        const float tanh_c = tangent(c[tile]);
-        d_c[tile] += d_h * o * (1 - tanh_c * tanh_c);
-        const float d_gates[4] = {d_c[tile] * g * i * (1 - i), d_c[tile] * c_before[tile] * f * (1 - f),
-                                  d_c[tile] * i * (1 - g * g), d_h * tanh_c * o * (1 - o)};
-        d_c[tile] *= f;
-        c[tile] = c_before[tile];
+        d_h_kept[point] = 0;
+        const float i = gate_of[point][0], f = gate_of[point][1], g = gate_of[point][2], o = gate_of[point][3];
+        const float tanh_c = tangent(c[point]);
+        d_c[point] += d_h * o * (1 - tanh_c * tanh_c);
+        const float d_gates[4] = {d_c[point] * g * i * (1 - i), d_c[point] * c_before[point] * f * (1 - f),
+                                  d_c[point] * i * (1 - g * g), d_h * tanh_c * o * (1 - o)};
+        d_c[point] *= f;
+        c[point] = c_before[point];
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
           to[gate * UNITS] = to_operand(d_gates[gate]);
@@ -715,9 +676,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   if (unit >= 0)
     for (int time = ends.last; time < TIME; ++time)
 #pragma unroll
-      for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-        if (place.sequence(tile) >= BATCH) continue;
-        Number* to = d_own + ((size_t)time * BATCH + place.sequence(tile)) * GATES + unit;
+      for (int point = 0; point < POINTS; ++point) {
+        if (place.sequence(point) >= BATCH) continue;
+        Number* to = d_own + ((size_t)time * BATCH + place.sequence(point)) * GATES + unit;
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
       }
@@ -725,7 +686,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   if (unit >= 0)
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate)
-      d_bias[(((size_t)place.group * 8 + place.column) * LANES + lane) * GATES + gate * UNITS + unit] = d_bias_of[gate];
+      d_bias[((((size_t)place.group * COLUMN_WARPS + place.team) * AT_ONCE + place.column) * LANES + lane) * GATES + gate * UNITS +
+             unit] = d_bias_of[gate];
   leave(place);
 }
 #endif

@@ -1,0 +1,50 @@
+"""What one of the kernels of kernels/ has to do, and how it sees sizes."""
+
+from typing import NamedTuple
+
+DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
+WARPS = 8  # of a thread block
+LINE = 64  # bytes of the inner dimension that a warp takes at once
+
+
+class Work(NamedTuple):
+    """One kernel's work.
+
+    Attributes:
+        lanes, batch: layers that advance together; sequences.
+        units: of a layer, padded to `multiple`.
+        dtype_code: of DTYPE_CODES.
+        backward: which of the two kernels.
+        recurrent_dropout: whether gates see parts of h alone.
+        lengths: whether sequences have lengths of their own.
+        directions: 1, or 2 of a single layer.
+    """
+
+    lanes: int
+    batch: int
+    units: int
+    dtype_code: int
+    backward: bool
+    recurrent_dropout: bool = False
+    lengths: bool = False
+    directions: int = 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the products."""
+        return 2 if self.dtype_code in (1, 2) else 4
+
+
+def multiple(itemsize: int) -> int:
+    """What units are padded to a multiple of."""
+    return LINE // itemsize
+
+
+def padded_units(units: int, itemsize: int) -> int:
+    """Of a layer, as the kernels have them."""
+    return parts(units, multiple(itemsize)) * multiple(itemsize)
+
+
+def parts(size: int, of: int) -> int:
+    """How many parts of size `of` cover `size`."""
+    return -(-size // of)
