@@ -16,7 +16,7 @@ TILES = (1, 2, 3, 4, 5, 6, 8)  # of 8 sequences, of a cluster
 # weights of float32 the compiler keeps both halves.)
 REGISTERS = {0: 190, 1: 190, 2: 190, 3: 120}
 REGISTERS_OF_TWO = 96  # the same where a multiprocessor has two thread blocks
-SHARED = 0.3  # what a multiprocessor's second thread block adds to what one takes; measured as tiling.COST_US
+SHARED = 0.45  # what a second thread block of a multiprocessor adds to what the first takes, measured as tiling.COST_US
 BOXES = 16  # bytes
 RESERVED = 1024  # bytes of shared memory of each thread block that it does not have
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 TARGET = "__gpu$xla.gpu.ptx"  # xla/service/gpu/custom_kernel_emitter_cuda.cc
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
-CLUSTERS = (2, 4, 8)  # sizes of clusters that every chip of compute capability 9.0 or later has
+CLUSTERS = (2, 4, 8)  # sizes of clusters that are asked for; 8 is the largest that every chip with clusters has
 EMPTY_KERNEL = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry empty() { ret; }\n"
 PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")  # that hold them, of CUDA 12 and 13
 
@@ -110,11 +110,10 @@ def _clusters(driver: ctypes.CDLL, device: ctypes.c_int, found: Chip) -> tuple[t
             attribute = _LaunchAttribute(4, (size, 1, 1))  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attributes = ctypes.pointer(attribute)
             config = _LaunchConfig((size, 1, 1), (1024, 1, 1), found.shared_bytes, None, attributes, 1)
-            _check(
-                driver.cuOccupancyMaxActiveClusters(ctypes.byref(most), function, ctypes.byref(config)),
-                "cuOccupancyMaxActiveClusters",
-            )
-            sizes.append((size, most.value))
+            status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(most), function, ctypes.byref(config))
+            if status != 912:  # CUDA_ERROR_INVALID_CLUSTER_SIZE
+                _check(status, "cuOccupancyMaxActiveClusters")
+                sizes.append((size, most.value))
         driver.cuModuleUnload(module)
         driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         return tuple(sizes)
@@ -132,7 +131,7 @@ def common(chips: Sequence[Chip]) -> Chip:
     return chips[0]._replace(
         multiprocessors=min(c.multiprocessors for c in chips),
         shared_bytes=min(c.shared_bytes for c in chips),
-        clusters=tuple(min(sizes) for sizes in zip(*(c.clusters for c in chips), strict=True)),
+        clusters=tuple((size, min(c.blocks(size) // size for c in chips)) for size, _ in chips[0].clusters),
     )
 
 

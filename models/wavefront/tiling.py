@@ -29,11 +29,12 @@ REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
 # us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's (tests/models/tilings_h100.json in the suite).
 COST_US = {
-    "step": 0.8079, "loads": 0.0381, "wait": 0.1115, "operand": 0.0011, "streamed": 0.0086, "traffic": 0.0091,
-    "shared": 0.0016, "products": 1.2016, "point": 0.3682, "gathered": 0.0605, "chunk": 0.1719, "exchange": 0.6854,
-    "exchanged": 0.0454, "cluster": 0.3379, "cluster_forward": 0.219, "cluster_chain": 0.0013, "cluster_sent": 0.0537,
-    "cluster_products": 0.0176, "cluster_shared": 0.0321, "cluster_points": 0.3298,
+    "step": 0.805, "loads": 0.0381, "wait": 0.111, "operand": 0.0011, "streamed": 0.0086, "traffic": 0.0091, "shared": 0.0016,
+    "products": 1.2001, "point": 0.3692, "gathered": 0.0603, "chunk": 0.175, "exchange": 0.6845, "exchanged": 0.0458,
+    "cluster": 0.3321, "cluster_forward": 0.2198, "cluster_chain": 0.0013, "cluster_sent": 0.053, "cluster_products": 0.0178,
+    "cluster_shared": 0.0318, "cluster_points": 0.3326,
 }  # fmt: skip
+BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
 
 
@@ -247,6 +248,9 @@ def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
 def _placements(work: Work, chip: Chip, tiling: Tiling) -> Iterator[Tiling]:
     """Where a tiling can keep its weights, and how far ahead it can load."""
     count, row_tiles, tiles = _count(work, tiling), tiling.rows(work) // 16, tiling.tiles
+    each = (
+        16 if work.dtype_code == 3 else 8
+    )  # registers of a block's weights: of float32 the compiler keeps both halves
     kept = tiles * work.recurrent_dropout  # words of masks: backward of all sums, forward beside each operand
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         chunked = tiling._replace(chunk=chunk)
@@ -258,7 +262,7 @@ def _placements(work: Work, chip: Chip, tiling: Tiling) -> Iterator[Tiling]:
         in_shared = min(left // (tiling.k_warps * 16 * row_tiles * LINE), count)
         for prefetch_depth, streams in itertools.product((1, 2, 3, 4, 6, 8, 12), (False, True)):
             ring = prefetch_depth * (tiles * 4 + (0 if work.backward else kept) + (row_tiles * 8 if streams else 0))
-            in_registers = min((free - ring) // (row_tiles * 8), count - in_shared)
+            in_registers = min((free - ring) // (row_tiles * each), count - in_shared)
             if left >= 0 and ring <= free and prefetch_depth <= count and streams == (in_registers + in_shared < count):
                 yield chunked._replace(in_registers=in_registers, in_shared=in_shared, prefetch_depth=prefetch_depth)
 
@@ -294,6 +298,11 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
         return float("inf")
     groups = num_layers // work.lanes
     steps = (time + work.lanes - 1) * groups
-    # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels.
-    outside = 16 * time * work.batch * work.units**2 * groups / PRODUCTS_PER_US[work.dtype_code]
+    # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels: the products
+    # themselves, and what is written and read of them.
+    rows = time * work.batch * groups
+    outside = (
+        16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
+        + 16 * rows * work.units * work.itemsize / BYTES_PER_US
+    )
     return outside + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, found, strict=True))

@@ -352,16 +352,15 @@ def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(
 )
 def test_a_layer_whose_weights_a_cluster_holds(monkeypatch, folder, units, precision, lengths, tiling):
     """Weights in registers, in shared memory and in both; one sum of a product and two; clusters of every size; both ways."""
-    shape, kernels = (2, 5, units, 18, 5), []
+    shape, named, kernels = (2, 5, units, 18, 5), persistent.kernel, []
 
     def placed(work, chip):
         return tiling._replace(in_registers=min(tiling.in_registers, tiling.count(work)))
 
+    monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
+    monkeypatch.setattr(persistent, "kernel", lambda *given: kernels.append(named(*given)) or kernels[-1])
     expected = results(lstm_stack, "float64", *shape, lengths=lengths)
     with emulated(monkeypatch, folder, H200, tf32=precision == "tf32"):
-        launched = nvrtc.launch
-        monkeypatch.setattr(nvrtc, "launch", lambda name, *rest: kernels.append(name) or launched(name, *rest))
-        monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
         dtype = "float32" if precision == "tf32" else precision
         found = results(persistent_stack, dtype, *shape, together=1, lengths=lengths)
     assert kernels == ["lstm_cluster_forward"] * 2 + ["lstm_cluster_backward"] * 2
@@ -372,14 +371,13 @@ def test_every_cluster_tiling_fits_on_its_chip():
     found = [(work, candidate) for work in works() for candidate in clusters.tilings(work, H200)]
     assert {(candidate.split, candidate.own) for _, candidate in found} == {(8, 32), (4, 32), (4, 64), (2, 64)}
     for work, candidate in found:
-        assert (
-            work.lanes == 1
-            and candidate.split * candidate.own >= work.units
-            and candidate.groups(work) * candidate.batch_tile >= work.batch
-        )
+        assert work.lanes == 1 and candidate.split * candidate.own >= work.units
+        assert candidate.groups(work) * candidate.batch_tile >= work.directions * work.batch
         assert candidate.shared_bytes(work) * candidate.per_multiprocessor <= H200.shared_bytes
         assert 0 <= candidate.in_registers <= candidate.count(work)
-        assert candidate.waves * candidate.per_multiprocessor * 16 >= candidate.groups(work)
+        at_once = dict(H200.clusters)[candidate.split] * candidate.per_multiprocessor
+        assert (candidate.waves - 1) * at_once < candidate.groups(work) <= candidate.waves * at_once
+        assert 1 <= candidate.sharing <= candidate.per_multiprocessor
 
 
 @needs_compiler
@@ -756,6 +754,8 @@ def test_a_machine_without_a_gpu_is_refused():
 
 def test_gpus_are_taken_for_the_smallest_and_refused_where_they_differ_in_kind():
     assert nvrtc.common([H200, H200._replace(multiprocessors=114)]) == H200._replace(multiprocessors=114)
+    fewer = H200._replace(clusters=((2, 66), (4, 30), (8, 15)))  # as of one H100
+    assert nvrtc.common([H200, fewer]) == nvrtc.common([fewer, H200]) == fewer
     with pytest.raises(ValueError, match=r"GPUs of compute capabilities 9\.0, 8\.0 given, expected one: hide"):
         nvrtc.common([H200, H200._replace(capability=80)])
 
