@@ -4,15 +4,15 @@
 
 - The kernels take it: a GPU of compute capability 8.0 or later, no layer normalisation, float16, bfloat16 or float32, sizes
   that are known when the function is traced, tilings of both passes that fit with half of the batch at least
-  (persistent.planned), and an NVRTC that compiles it.
+  (persistent.planned) and keep half of the weights at least on the chip, and an NVRTC that compiles it.
 - They may run here: on a GPU (neither the call's device nor that of the weights is a CPU), the only logical one of its card,
   without a server of MPS; under tf.distribute within a function that XLA compiles; not in a body of tf.vectorized_map, which
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
 
 In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) and the batch fits whole,
-"persistent" is the faster one, so no time is estimated here. In two slices it is too (3 layers of 1,024 units at batch 128, by a
-fifth), in four "xla" (2,048 units); other sizes in slices have no record, and are taken to be alike. Of streams, one step a call,
+"persistent" is the faster one, so no time is estimated here. At batch 128 it is too with 3 layers of 1,024 units, "xla" with 2,048,
+of whose weights the kernels read most anew at every step; batches in slices have no record. Of streams, one step a call,
 neither is: each is the faster one at one of two batch sizes. Two directions have no record: tried by hand on an H200,
 "persistent" was the faster one at both sizes.
 

@@ -1,9 +1,10 @@
-"""The wavefront as two persistent CUDA kernels (kernels/wavefront.cu), called from a function that XLA compiles.
+"""The wavefront as two persistent CUDA kernels, called from a function that XLA compiles.
 
     forward    X · kernel of the lowest layer, for all of time    lstm_wavefront_forward, one launch
     backward   lstm_wavefront_backward, one launch    the weights' gradients, one product of all steps a layer
 
-for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster. The
+for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster
+(kernels/wavefront.cu); a single layer of few units can have lstm_cluster_forward and _backward instead (kernels/cluster.cu). The
 schedule is that of schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
 kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
 an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
@@ -17,7 +18,7 @@ but not beside another such kernel that holds some of the multiprocessors: not t
 not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some seconds
 of waiting a launch ends with an error of CUDA.
 
-How the work is divided among the multiprocessors is chosen in tiling.py.
+How the work is divided among the multiprocessors is chosen in tiling.py, of the cluster's kernels in clusters.py.
 """
 
 import functools

@@ -31,8 +31,8 @@ from .tiling import COST_US, Tiling
 from .work import DTYPE_CODES, WARPS, Work, padded_units
 
 SHAPES = {  # layers, units, batch, steps, by how many layers at a time
-    "mnist": (2, 128, 32, 28, (2,)),
-    "small": (2, 200, 20, 20, (2,)),
+    "mnist": (2, 128, 32, 28, (1, 2)),
+    "small": (2, 200, 20, 20, (1, 2)),
     "medium": (2, 650, 20, 35, (1,)),
     "large": (2, 1500, 20, 35, (1,)),
     "stacked": (3, 256, 128, 50, (1, 3)),
