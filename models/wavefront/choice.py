@@ -11,8 +11,8 @@
   implementation runs op by op at once.
 
 In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask) and the batch fits whole,
-"persistent" is the faster one, so no time is estimated here. At batch 128 it is too with 3 layers of 1,024 units, "xla" with 2,048,
-of whose weights the kernels read most anew at every step; batches in slices have no record. Of streams, one step a call,
+"persistent" is the faster one, so no time is estimated here. At batch 128 it is too with 3 layers of 1,024 units, "xla" with
+2,048, of whose weights the kernels read most anew at every step; batches in slices have no record. Of streams, one step a call,
 neither is: each is the faster one at one of two batch sizes. Two directions have no record: tried by hand on an H200,
 "persistent" was the faster one at both sizes.
 
