@@ -88,7 +88,7 @@ class ClusterTiling(NamedTuple):
         return {
             "cluster": self.waves,
             "cluster_forward": self.waves * (not work.backward),
-            "cluster_chain": self.waves * products / self.parts,
+            "cluster_chain": self.waves * products / count * (count - self.in_registers * (1 - 1 / self.parts)),
             "cluster_sent": every * tiles * self.split * self.own / 32,
             "cluster_products": every * products * row_tiles * tiles,
             "cluster_shared": every * (count - self.in_registers) * row_tiles,
@@ -134,5 +134,7 @@ def tilings(work: Work, chip: Chip) -> Iterator[ClusterTiling]:
             free = REGISTERS[work.dtype_code] if blocks == 1 else REGISTERS_OF_TWO
             free -= 4 * row_tiles * tiles * sums + (13 if work.backward else 11) * tiling.points() + 8 * tiles
             tiling = tiling._replace(in_registers=max(0, min(free // (8 * row_tiles), tiling.count(work))))
+            if sums > max(1, tiling.in_registers):
+                continue
             if tiling.shared_bytes(work) <= (chip.shared_bytes + RESERVED) // blocks - RESERVED:
                 yield tiling

@@ -98,26 +98,23 @@ def _clusters(driver: ctypes.CDLL, device: ctypes.c_int, found: Chip) -> tuple[t
     """Chip.clusters: GPUs of one kind differ in how their multiprocessors are grouped, so the driver is asked."""
     context, module, function, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
     try:
-        _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
         _check(driver.cuModuleLoadData(ctypes.byref(module), EMPTY_KERNEL), "cuModuleLoadData")
         _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"empty"), "cuModuleGetFunction")
-        _check(
-            driver.cuFuncSetAttribute(function, 8, found.shared_bytes), "cuFuncSetAttribute"
-        )  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+        # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(driver.cuFuncSetAttribute(function, 8, found.shared_bytes), "cuFuncSetAttribute")
         sizes = []
         for size in CLUSTERS:
             attribute = _LaunchAttribute(4, (size, 1, 1))  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attributes = ctypes.pointer(attribute)
             config = _LaunchConfig((size, 1, 1), (1024, 1, 1), found.shared_bytes, None, attributes, 1)
-            status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(most), function, ctypes.byref(config))
-            if status != 912:  # CUDA_ERROR_INVALID_CLUSTER_SIZE
-                _check(status, "cuOccupancyMaxActiveClusters")
-                sizes.append((size, most.value))
-        driver.cuModuleUnload(module)
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+            if not driver.cuOccupancyMaxActiveClusters(ctypes.byref(most), function, ctypes.byref(config)):
+                sizes.append((size, most.value))  # an error: the chip has none of this size
         return tuple(sizes)
     finally:
+        driver.cuModuleUnload(module)
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
         driver.cuDevicePrimaryCtxRelease_v2(device)
 
 

@@ -6,17 +6,17 @@
 for all layers together, in time + layers - 1 steps, or for one layer after the other, whichever should be faster
 (kernels/wavefront.cu); a single layer of few units can have lstm_cluster_forward and _backward instead (kernels/cluster.cu). The
 schedule is that of schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
-kernel, which keeps its weights on the chip, as far as they fit, and passes a barrier between steps. What it needs in return:
-an NVIDIA GPU of compute capability 8.0 or later, sizes that are known when a function is traced, no float64, and as many
-thread blocks as there are multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits
-in no slice is a ValueError. float32 is as precise as TensorFlow
-is set to be when a function is traced: where TensorFloat-32 is on, operands are rounded to it; where it is off, each product
-is a sum of three such, which gives float32's precision.
+kernel, which keeps its weights on the chip, as far as they fit. What it needs in return: an NVIDIA GPU of compute capability
+8.0 or later, sizes that are known when a function is traced, no float64, and of wavefront.cu as many thread blocks as there
+are multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits in no slice is a
+ValueError. float32 is as precise as TensorFlow is set to be when a function is traced: where TensorFloat-32 is on, operands are
+rounded to it; where it is off, each product is a sum of three such, which gives float32's precision.
 
-The blocks of a launch wait for each other, so all of them have to run at once. On one stream, as XLA runs a function, they do,
-but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS or two logical GPUs on one card,
-not XLA's concurrent command buffers, not a persistent kernel of another framework at the same time. After some seconds
-of waiting a launch ends with an error of CUDA.
+The blocks of a launch of wavefront.cu wait for each other at every step, so all of them have to run at once. On one stream, as
+XLA runs a function, they do, but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS
+or two logical GPUs on one card, not XLA's concurrent command buffers, not a persistent kernel of another framework at the same
+time. After some seconds of waiting a launch ends with an error of CUDA. Those of cluster.cu wait for their own cluster alone,
+which the hardware starts as one.
 
 How the work is divided among the multiprocessors is chosen in tiling.py, of the cluster's kernels in clusters.py.
 """
@@ -317,7 +317,7 @@ def _traced_second_derivatives(tensors):
 
 @tf.function(jit_compile=True, autograph=False)
 def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep, lengths):
-    """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of lstm_wavefront_forward."""
+    """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
     (directions, time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
     weights, linked = tf.transpose(recurrent, [0, 2, 1]), links.shape[0] > 0

@@ -1,4 +1,5 @@
-"""How the persistent kernels (kernels/wavefront.cu) divide their work among the multiprocessors of a chip.
+"""How the persistent kernels of kernels/wavefront.cu divide their work among the multiprocessors of a chip, and whether these or
+those of kernels/cluster.cu (clusters.py) run.
 
 A thread block owns some units of a layer and some sequences. More units mean that fewer blocks read the same sequences' h, and
 more weights to keep; more sequences the other way round. `best_tiling` tries all that fit, and takes the one whose step should
@@ -27,12 +28,13 @@ MOST_SLICES = 16  # of a batch: a launch each
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
 REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
 
-# us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's (tests/models/tilings_h100.json in the suite).
+# us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's times, of its shapes and of wider, narrower and
+# deeper ones (tests/models/tilings_h100.json in the suite).
 COST_US = {
     "step": 0.805, "loads": 0.0381, "wait": 0.111, "operand": 0.0011, "streamed": 0.0086, "traffic": 0.0091, "shared": 0.0016,
     "products": 1.2001, "point": 0.3692, "gathered": 0.0603, "chunk": 0.175, "exchange": 0.6845, "exchanged": 0.0458,
-    "cluster": 0.3321, "cluster_forward": 0.2198, "cluster_chain": 0.0013, "cluster_sent": 0.053, "cluster_products": 0.0178,
-    "cluster_shared": 0.0318, "cluster_points": 0.3326,
+    "cluster": 0.327, "cluster_forward": 0.2186, "cluster_chain": 0.0023, "cluster_sent": 0.0533, "cluster_products": 0.0174,
+    "cluster_shared": 0.0317, "cluster_points": 0.3345,
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE

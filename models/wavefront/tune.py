@@ -7,7 +7,8 @@
 In a checkout of the suite it is python -m models.wavefront.tune. The constants that tiling.py comes with, COST_US, are an H100's.
 What is found here is kept in a file (tiling.costs_path) that every later process on such a GPU reads; without it, they are the
 H100's again. Of some shapes the tilings that seem best are launched through CUDA's driver, on zeros, at most two of the same
-tile sizes; the constants are a fit to their times. PRODUCTS_PER_US, by which layers run together or in turn, stays an H200's.
+tile sizes; the constants are a fit to their times. PRODUCTS_PER_US and
+BYTES_PER_US, by which layers run together or in turn, stay an H200's.
 """
 
 import argparse
@@ -67,10 +68,10 @@ def works() -> Iterator[tuple[str, Work, int]]:
 def tried(work: Work, chip: Chip) -> list[Tiling | ClusterTiling]:
     """The tilings that seem best by the present constants."""
     found, seen, costs = [], Counter(), tiling.costs(chip)
-    every = set(tiling.tilings(work, chip))
+    every = tiling.tilings(work, chip)
     for candidate in sorted(every, key=lambda candidate: tiling.step_us(work, candidate, costs)):
-        seen[candidate[:3]] += 1
-        if seen[candidate[:3]] <= ALIKE and len(found) < TRIED:
+        seen[kind := (candidate.kernel, *candidate[:3])] += 1
+        if seen[kind] <= ALIKE and len(found) < TRIED:
             found.append(candidate)
     return found
 
@@ -148,6 +149,8 @@ def measure(chip: Chip, say: Callable[[str], None]) -> list[Measured]:
 def read(path: Path) -> list[Measured]:
     """What was kept by --out."""
     rows = json.loads(path.read_text())["tilings"]
+    if any(not isinstance(row["tiling"], dict) for row in rows):
+        raise ValueError(f"{path}: measured with another version's tilings, expected this one's: measure again")
     kinds = {Tiling._fields: Tiling, ClusterTiling._fields: ClusterTiling}
     return [
         Measured(row["shape"], Work(*row["work"]), kinds[tuple(row["tiling"])](**row["tiling"]), row["us"])

@@ -4,6 +4,9 @@
 //     g++ -std=c++17 -O2 -shared -fPIC -DEMULATED -include cuda_emulator.h -x c++ wavefront_kernels.cu -D… -o kernels.so
 //
 // Exports launch(blocks, threads, shared_bytes, pointers): runs the one kernel, with uninitialised shared memory full of NaN.
+//
+// Where the environment has EMULATOR_SEED, what goes to other blocks' mailboxes arrives late and in any order, and warps take their turns
+// by chance.
 #pragma once
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +16,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -66,6 +71,7 @@ struct Thread {
   Cluster* cluster;
   Warp* warp;
   int index, block_index;
+  std::vector<std::pair<void*, const void*>> copies;  // asked for, and not waited for
   bool done = false;
 };
 inline ucontext_t scheduler;
@@ -73,7 +79,21 @@ inline Thread* running;
 inline int threads_of_block;
 inline int arrivals;  // of blocks at barriers, in all launches
 
-inline void give_way() { swapcontext(&running->context, &scheduler); }
+inline bool by_chance;
+inline std::mt19937 chance;
+inline std::vector<std::function<void()>> sent;  // to mailboxes, on their way
+inline void deliver_some() {
+  if (sent.empty() || chance() % 4 == 0) return;
+  std::swap(sent[chance() % sent.size()], sent.back());
+  auto one = std::move(sent.back());
+  sent.pop_back();
+  one();
+}
+
+inline void give_way() {
+  deliver_some();
+  swapcontext(&running->context, &scheduler);
+}
 
 // Until all 32 threads of the warp are here.
 inline void meet(Warp& warp) {
@@ -122,8 +142,11 @@ inline PeerPlace place_in_peer(const void* mine, int rank) {
   return reinterpret_cast<char*>(peer->shared.data()) + offset;
 }
 
-inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
-inline void wait_for_copies() {}
+inline void copy_ahead(void* to, const void* from) { emulator::running->copies.push_back({to, from}); }
+inline void wait_for_copies() {
+  for (auto [to, from] : emulator::running->copies) memcpy(to, from, 16);
+  emulator::running->copies.clear();
+}
 
 using Mailbox = unsigned long long;
 struct Box {  // in a Mailbox's bytes
@@ -145,9 +168,15 @@ inline void wait_for_bytes(Mailbox* box, int parity) {
 }
 template <typename T>
 void to_peer(PeerPlace place, T x, PeerPlace box) {
-  memcpy(place, &x, sizeof x);
-  reinterpret_cast<Box*>(box)->bytes -= sizeof x;
-  reinterpret_cast<Box*>(box)->look();
+  auto arrive = [=] {
+    memcpy(place, &x, sizeof x);
+    reinterpret_cast<Box*>(box)->bytes -= sizeof x;
+    reinterpret_cast<Box*>(box)->look();
+  };
+  if (emulator::by_chance)
+    emulator::sent.push_back(arrive);
+  else
+    arrive();
 }
 inline float from_peer(const float* mine, int rank) { return *reinterpret_cast<const float*>(place_in_peer(mine, rank)); }
 
@@ -281,12 +310,16 @@ inline bool launch(int blocks, int threads, int shared_bytes, void** pointers, v
     thread.context.uc_stack.ss_size = STACK;
     makecontext(&thread.context, start, 0);
   }
+  const char* seed = getenv("EMULATOR_SEED");
+  by_chance = seed, sent.clear();
+  if (seed) chance.seed(atoi(seed));
   long idle_rounds = 0;
   for (size_t left = all.size(); left;) {
     size_t before = left;
     left = 0;
     for (size_t first = 0; first < all.size(); first += 32) {  // a warp
-      for (int pass = 0; pass < AHEAD_OF_OTHERS; ++pass)
+      const bool skipped = by_chance && chance() % 3 == 0;
+      for (int pass = 0; pass < AHEAD_OF_OTHERS && !skipped; ++pass)
         for (size_t k = first; k < first + 32; ++k) {
           Thread& thread = all[k];
           if (thread.done) continue;

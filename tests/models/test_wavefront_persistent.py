@@ -344,7 +344,12 @@ def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(
 @pytest.mark.parametrize(
     ("units", "precision", "lengths", "tiling"),
     [
-        (208, "tf32", None, ClusterTiling(32, 8, 8, 100, 2, 1, 1, 1)),  # the last block has half of its units
+        (
+            208,
+            "tf32",
+            None,
+            ClusterTiling(32, 8, 8, 100, 2, 1, 1, 1),
+        ),  # one block has half of its units, the last one none
         (72, "float16", True, ClusterTiling(32, 16, 4, 1, 1, 2, 1, 1)),
         pytest.param(208, "float32", True, ClusterTiling(64, 8, 4, 5, 2, 1, 1, 1), marks=pytest.mark.slow),
         pytest.param(80, "bfloat16", None, ClusterTiling(64, 24, 2, 0, 1, 1, 1, 1), marks=pytest.mark.slow),
@@ -365,6 +370,71 @@ def test_a_layer_whose_weights_a_cluster_holds(monkeypatch, folder, units, preci
         found = results(persistent_stack, dtype, *shape, together=1, lengths=lengths)
     assert kernels == ["lstm_cluster_forward"] * 2 + ["lstm_cluster_backward"] * 2
     assert worst(found, expected) < 2 * LIMIT[precision]
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("units", "precision", "directions", "batch", "steps", "lengths", "tiling"),
+    [
+        (80, "tf32", 2, 18, 5, [0] * 16 + [3, 1], ClusterTiling(32, 16, 4, 2, 2, 1, 1, 1)),
+        (40, "float16", 2, 9, 1, [0, 1, 1, 0, 1, 0, 0, 0, 0], ClusterTiling(64, 8, 2, 1, 1, 1, 1, 1)),
+        pytest.param(200, "bfloat16", 1, 5, 6, None, ClusterTiling(32, 8, 8, 3, 2, 1, 1, 1), marks=pytest.mark.slow),
+        pytest.param(
+            200, "float32", 1, 5, 4, [4, 0, 2, 1, 3], ClusterTiling(64, 8, 4, 3, 2, 1, 1, 1), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_cluster_waits_for_what_comes_late(
+    monkeypatch, tmp_path, units, precision, directions, batch, steps, lengths, tiling, seed
+):
+    """Blocks far ahead of others and far behind, also those without units; what is sent arrives in any order."""
+    monkeypatch.setenv("EMULATOR_SEED", str(seed))
+
+    def placed(work, chip):
+        return tiling._replace(in_registers=min(tiling.in_registers, tiling.count(work)))
+
+    monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
+    shape, options = (1, 5, units, batch, steps), dict(directions=directions, lengths=lengths)
+    xla, ours, together = lstm_stack, persistent_stack, dict(together=1)
+    if directions == 2:
+        xla, ours, together = bidirectional_stack, persistent_bidirectional_stack, {}
+    expected = results(xla, "float64", *shape, **options)
+    with emulated(monkeypatch, tmp_path, H200, tf32=precision == "tf32"):
+        found = results(ours, "float32" if precision == "tf32" else precision, *shape, **options, **together)
+    assert worst(found, expected) < 2 * LIMIT[precision]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["lstm_wavefront", "lstm_cluster"])
+@pytest.mark.parametrize(("forward", "backward"), [(8, 16), (16, 8), (16, 24)])
+def test_sequences_end_in_the_one_kernel_as_in_the_other_whatever_their_tiles(
+    monkeypatch, folder, kind, forward, backward
+):
+    """What the forward kernel does not write past its own tile's longest sequence is not read by the backward kernel."""
+    lengths = np.array([2, 1, 0, 2, 1, 2, 0, 1, 5, 3, 0, 5, 4, 1, 2, 5, 1, 0, 3, 1, 1, 2, 0, 3])
+    shape, choose = (1, 5, 16, 24, 5), wavefront_tiling.best_tiling
+
+    def placed(work, chip):
+        tile = backward if work.backward else forward
+        if kind == "lstm_cluster":
+            return ClusterTiling(32, tile, 2, 1, 1, 1, 1, 1)
+        return choose(work, chip._replace(clusters=()))._replace(
+            batch_tile=tile,
+            unit_tile=16,
+            split=1,
+            column_warps=1,
+            chunk=1,
+            in_registers=1,
+            in_shared=0,
+            prefetch_depth=1,
+        )
+
+    expected = results(lstm_stack, "float64", *shape, lengths=lengths)
+    with emulated(monkeypatch, folder, H200):
+        monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
+        found = results(persistent_stack, "float32", *shape, together=1, lengths=lengths)
+    assert worst(found, expected) < LIMIT["tf32"]
 
 
 def test_every_cluster_tiling_fits_on_its_chip():
@@ -581,7 +651,7 @@ def cache(monkeypatch, tmp_path):
 
 
 class SlowReads:
-    """A driver of a GPU whose steps cost as an H200's, but for what comes from memory, which takes ten times as long."""
+    """A driver of a GPU whose steps cost as an H100's, but for what comes from memory, which takes ten times as long."""
 
     COSTS: ClassVar = {
         name: us * (10 if name in ("streamed", "traffic", "operand") else 1) for name, us in COST_US.items()
@@ -639,7 +709,7 @@ WRONG = [json.dumps({"costs_us": dict.fromkeys(COST_US, us)}) for us in (-1, "1"
 
 
 @pytest.mark.parametrize("text", [*WRONG, "", "{", "[]", "{}", '{"costs_us": {"step": 1}}', '{"costs_us": 3}', "null"])
-def test_a_file_of_constants_that_cannot_be_used_is_a_warning_and_an_h200s_are_taken(cache, caplog, text):
+def test_a_file_of_constants_that_cannot_be_used_is_a_warning_and_an_h100s_are_taken(cache, caplog, text):
     path = wavefront_tiling.costs_path(H200)
     path.parent.mkdir()
     path.write_text(text)

@@ -12,11 +12,13 @@
 //                that owns the unit, which adds up what has come from all.
 //
 // A block counts the bytes that have come, and begins a step when all are there. There is no other barrier in a cluster: each place
-// is there twice, and whoever sends what stands there two steps later has had what the block sends after its last look. So a
-// step waits for no write to global memory, and reads nothing from there that has not been on its way for a step.
+// is there twice, and every block that has units sends to all others, after its last look at a place, what they need before they can
+// write there again. (A block without units, where they do not fill the cluster, takes no part in the forward kernel. A warp without
+// units has rows of zeros, and nobody reads what it makes of them.) So a step waits for no write to global memory, and reads
+// nothing from there that has not been on its way for a step.
 // Registers and fragments are as in lstm.cuh. In a tile of 16 rows of the forward kernel stand 4 gates of 4 units each, gate by gate.
 //
-// The host (defines of models/wavefront/clusters.py) says:
+// The host (ClusterTiling.defines in models/wavefront/clusters.py) says:
 //   TIME, BATCH, UNITS, DTYPE_CODE, BACKWARD, DIRECTIONS, LENGTHS   as in wavefront.cu
 //   OWN, BATCH_TILE, SPLIT, IN_REGISTERS, PARTS, PER_MULTIPROCESSOR   see ClusterTiling there
 
@@ -29,6 +31,7 @@ constexpr int ALL_ROW_TILES = BACKWARD ? SPLIT * OWN / 16 : OWN / 4;    // of a 
 constexpr int ROW_TILES = (ALL_ROW_TILES + WARPS - 1) / WARPS;          // of a warp
 constexpr int COUNT = (BACKWARD ? 4 * OWN : UNITS) / BLOCK;             // blocks of k: IN_REGISTERS, the others in shared memory
 constexpr int IN_SHARED = COUNT - IN_REGISTERS;
+constexpr int USED = (UNITS + OWN - 1) / OWN;                           // blocks of a cluster that have units
 constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
 constexpr size_t PLANE = (size_t)BATCH * UNITS;
 constexpr int LINE = COUNT * 64 + (COUNT % 2 ? 0 : 64);                 // bytes of a sequence in B: no two lanes read one bank
@@ -127,14 +130,14 @@ struct Weights {
 };
 
 struct Sums {
-  float of[PARTS][ROW_TILES][TILES][4];  // parts: of every so manieth block of k, since each product waits for its sum
+  float of[PARTS][ROW_TILES][TILES][4];  // parts: of every so manieth block of k in registers, since each product waits for its sum
 };
 
 // A · B, B [BATCH_TILE][LINE bytes] in shared memory, of rounded numbers.
 __device__ inline void multiply(Sums& sums, const Weights& weights, const unsigned char* operand) {
   const Place& place = weights.place;
   const uint4* own = reinterpret_cast<const uint4*>(operand) + place.in_warp / 4 * (LINE / 16) + place.in_warp % 4;
-  auto use = [&](int index, int part, int row_tile, const Fragment& a, const uint4 (&b)[TILES]) {
+  auto use = [&](int part, int row_tile, const Fragment& a, const uint4 (&b)[TILES]) {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) multiply_add(sums.of[part][row_tile][tile], a.upper, a.lower, b[tile]);
   };
@@ -147,14 +150,14 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const unsign
     uint4 b[TILES];
     load(b, index);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) use(index, index % PARTS, tile, weights.in_registers[index][tile], b);
+    for (int tile = 0; tile < ROW_TILES; ++tile) use(index % PARTS, tile, weights.in_registers[index][tile], b);
   }
 #pragma unroll 4
   for (int index = IN_REGISTERS; index < COUNT; ++index) {
     uint4 b[TILES];
     load(b, index);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) use(index, 0, tile, weights.from_shared(index, tile), b);
+    for (int tile = 0; tile < ROW_TILES; ++tile) use(0, tile, weights.from_shared(index, tile), b);
   }
 #pragma unroll
   for (int part = 1; part < PARTS; ++part)
@@ -187,7 +190,7 @@ struct Ends {
   __device__ Ends(const int* lengths, const Place& place) {
 #pragma unroll
     for (int point = 0; point < POINTS; ++point)
-      of[point] = LENGTHS && place.sequence(point) < BATCH ? __ldg(lengths + place.sequence(point)) : TIME;
+      of[point] = LENGTHS && place.sequence(point) < BATCH ? max(0, min(TIME, __ldg(lengths + place.sequence(point)))) : TIME;
 #if LENGTHS
     for (int sequence = place.first_sequence; sequence < min(BATCH, place.first_sequence + BATCH_TILE); ++sequence)
       last = max(last, min(TIME, __ldg(lengths + sequence)));
@@ -213,7 +216,7 @@ __device__ inline void send(Number h, const PeerPlace (&peers)[(SPLIT + 3) / 4],
   const unsigned c = __float_as_uint(upper ? first : third), d = __float_as_uint(upper ? second : fourth);
 #pragma unroll
   for (int k = 0; k < (SPLIT + 3) / 4; ++k) {
-    if (4 * k + of_four >= SPLIT) continue;
+    if (4 * k + of_four >= USED) continue;
 #if DTYPE_CODE == 0 || DTYPE_CODE == 3
     to_peer(peers[k] + at, uint4{a, b, c, d}, peers[k] + box);
 #else
@@ -299,6 +302,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
   wait_for_copies();
   load(1);
   const Mail mail(shared, ends.last - 1);
+  if (place.rank >= USED) return;
 
   for (int time = 0; time < ends.last; ++time) {
     if (time) mail.wait(time);
@@ -418,7 +422,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
     if (!place.has(point)) continue;
     const size_t at = (size_t)place.sequence(point) * UNITS + unit;
     d_c[point] = d_c_end[at];
-    if (ends.last) c[point] = cells[(ends.last - 1) * PLANE + at];
+    if (const int end = ends.of[point]) c[point] = cells[(end - 1) * PLANE + at];
   }
   if (ends.last) load(ends.last - 1);
   const Mail mail(shared, ends.last);

@@ -69,12 +69,12 @@ __device__ inline void make_mailbox(Mailbox* box) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((unsigned)__cvta_generic_to_shared(box)) : "memory");
 }
 __device__ inline void expect_bytes(Mailbox* box, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(box)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cta.b64 _, [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(box)), "r"(bytes)
                : "memory");
 }
 __device__ inline void wait_for_bytes(Mailbox* box, int parity) {
   asm volatile(
-      "{\n\t.reg .pred done;\nagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(
+      "{\n\t.reg .pred done;\nagain:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(
           (unsigned)__cvta_generic_to_shared(box)),
       "r"(parity)
       : "memory");

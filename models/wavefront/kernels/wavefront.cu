@@ -19,7 +19,7 @@
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
 // manual, but the same one for A and B.) Rows of A are gates in the forward kernel and units in the backward kernel.
 //
-// The host (defines of models/wavefront/tiling.py) says:
+// The host (Tiling.defines in models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
 //                        one's in every array but the lengths
@@ -211,7 +211,7 @@ struct Ends {
   __device__ Ends(const int* lengths, const Place& place) {
 #pragma unroll
     for (int point = 0; point < POINTS; ++point)
-      of[point] = LENGTHS && place.sequence(point) < BATCH ? __ldg(lengths + place.sequence(point)) : TIME;
+      of[point] = LENGTHS && place.sequence(point) < BATCH ? max(0, min(TIME, __ldg(lengths + place.sequence(point)))) : TIME;
 #if LENGTHS
     for (int sequence = place.first_of_group; sequence < min(BATCH, place.first_of_group + BATCH_TILE); ++sequence)
       last = max(last, min(TIME, __ldg(lengths + sequence)));
@@ -604,7 +604,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (unit < 0 || place.sequence(point) >= BATCH) continue;
     size_t at = (size_t)place.sequence(point) * UNITS + unit;
     d_c[point] = d_c_end[lane * PLANE + at];
-    if (ends.last) c[point] = cells[((size_t)lane * TIME + ends.last - 1) * PLANE + at];
+    if (const int end = ends.of[point]) c[point] = cells[((size_t)lane * TIME + end - 1) * PLANE + at];
   }
 
   if (COLUMN_WARPS > 1) __syncthreads();  // the other teams' share of the weights
