@@ -406,6 +406,21 @@ def test_a_cluster_waits_for_what_comes_late(
 
 
 @needs_compiler
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_block_that_is_late_holds_up_its_cluster_and_no_more(monkeypatch, folder, late):
+    """The first block, and the last one, which has no units."""
+    monkeypatch.setenv("EMULATOR_SEED", "1")
+    monkeypatch.setenv("EMULATOR_LATE", str(late))
+    tiling = ClusterTiling(32, 8, 4, 2, 1, 1, 1, 1)
+    monkeypatch.setattr(wavefront_tiling, "best_tiling", lambda work, chip: tiling)
+    shape = (1, 5, 80, 8, 8)
+    expected = results(lstm_stack, "float64", *shape)
+    with emulated(monkeypatch, folder, H200):
+        found = results(persistent_stack, "float32", *shape, together=1)
+    assert worst(found, expected) < 2 * LIMIT["tf32"]
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["lstm_wavefront", "lstm_cluster"])
 @pytest.mark.parametrize(("forward", "backward"), [(8, 16), (16, 8), (16, 24)])
 def test_sequences_end_in_the_one_kernel_as_in_the_other_whatever_their_tiles(
@@ -724,6 +739,7 @@ def test_a_file_of_constants_that_cannot_be_used_is_a_warning_and_an_h100s_are_t
         (["--fit={cache}/absent"], "No such file or directory"),
         (["--fit={cache}/empty"], "Expecting value"),
         (["--fit={cache}/other"], "no 'tilings'; expected a file that --out has written"),
+        (["--fit={cache}/older"], "measured with another version's tilings, expected this one's: measure again"),
         (["--out={cache}/empty/file"], "Not a directory"),
         ([], "Not a directory"),
     ],
@@ -735,6 +751,8 @@ def test_what_tune_cannot_read_or_write_is_one_line_before_anything_is_measured(
     monkeypatch.setattr(tune, "measure", lambda *_: pytest.fail("measured"))
     (cache / "empty").touch()
     (cache / "other").write_text("{}")
+    older = {"shape": "mnist", "work": [1, 32, 128, 0, False], "tiling": [8, 8, 1, 0, 2, 1, 1], "us": 2.0}
+    (cache / "older").write_text(json.dumps({"tilings": [older]}))
     if not arguments:
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "empty"))
     assert tune.main([argument.format(cache=cache) for argument in arguments]) == 2
