@@ -27,7 +27,7 @@ CONFIGS = {
 }
 PRESETS = {
     "full": dict(CONFIG="published", PROCESSES=1, BLOCKS=3, TIMED_BATCHES=50, WARMUP_LIMIT_S=1.0,
-                 AXES="layers=1,2,4,8 units=64,128,256,512,1024,2048 batch=1,8,32,128,512,2048 steps=10,50,100,400"),
+                 AXES="layers=1,2,4,8 units=64,128,256,512,1024,2048 batch=1,8,32,128,512 steps=10,50,100,400"),
     "quick": dict(CONFIG="quick", PROCESSES=1, BLOCKS=3, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.5,
                   AXES="layers=4 units=256 batch=32 steps=50"),
 }
