@@ -50,12 +50,12 @@ static_assert(OWN % 32 == 0 && THREADS % OWN == 0 && BATCH_TILE % 8 == 0 && UNIT
 static_assert(SPLIT * OWN >= UNITS && IN_SHARED >= 0, "tiling");
 
 struct Place {  // of a thread block and a thread in the work
-  int cluster, rank, first_unit, first_sequence, warp, in_warp;
+  int cluster, rank, first_unit, first_of_group, warp, in_warp;
 
   __device__ Place() {
     cluster = blockIdx.x / SPLIT, rank = blockIdx.x % SPLIT;
     first_unit = rank * OWN;
-    first_sequence = (DIRECTIONS > 1 ? cluster % GROUPS : cluster) * BATCH_TILE;
+    first_of_group = (DIRECTIONS > 1 ? cluster % GROUPS : cluster) * BATCH_TILE;
     warp = threadIdx.x / 32, in_warp = threadIdx.x % 32;
   }
   // An array of so many numbers for each direction, from those of this block's on.
@@ -70,7 +70,7 @@ struct Place {  // of a thread block and a thread in the work
   __device__ int in_tile(int point) const {
     return BACKWARD ? threadIdx.x / OWN + point * (THREADS / OWN) : point % TILES * 8 + in_warp % 4 * 2 + in_warp / 16;
   }
-  __device__ int sequence(int point) const { return first_sequence + in_tile(point); }
+  __device__ int sequence(int point) const { return first_of_group + in_tile(point); }
   __device__ bool has(int point) const { return unit(point) < UNITS && sequence(point) < BATCH; }
 };
 
@@ -178,27 +178,6 @@ __device__ inline Number in_operand(Number x) {
 #endif
 }
 
-// Steps of the thread's sequences, and of the longest one of the cluster.
-struct Ends {
-  int of[POINTS];
-#if LENGTHS
-  int last = 0;
-#else
-  enum : int { last = TIME };
-#endif
-
-  __device__ Ends(const int* lengths, const Place& place) {
-#pragma unroll
-    for (int point = 0; point < POINTS; ++point)
-      of[point] = LENGTHS && place.sequence(point) < BATCH ? max(0, min(TIME, __ldg(lengths + place.sequence(point)))) : TIME;
-#if LENGTHS
-    for (int sequence = place.first_sequence; sequence < min(BATCH, place.first_sequence + BATCH_TILE); ++sequence)
-      last = max(last, min(TIME, __ldg(lengths + sequence)));
-#endif
-  }
-  __device__ bool passed(int point, int time) const { return LENGTHS && time >= of[point]; }
-};
-
 #if !BACKWARD
 // The h of 4 units beside each other, of which each of 4 lanes (of distances 4 and 8) has one, to all blocks of the cluster: each
 // lane to every fourth one.
@@ -250,14 +229,14 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
   h_0 = place.own(h_0, PLANE), c_0 = place.own(c_0, PLANE), h_end = place.own(h_end, PLANE), c_end = place.own(c_end, PLANE);
   unsigned char *operands = shared + BOXES, *on_the_way = operands + 2 * OPERAND;  // of this step and the next
   const Weights own_weights(weights, on_the_way + 2 * STEP_BYTES, place);
-  const Ends ends(lengths, place);
+  const Ends<POINTS> ends(lengths, place);
   const int of_four = place.in_warp / 4 % 4;
   PeerPlace peers[(SPLIT + 3) / 4];
 #pragma unroll
   for (int k = 0; k < (SPLIT + 3) / 4; ++k) peers[k] = place_in_peer(shared, min(4 * k + of_four, SPLIT - 1));
 
   for (int at = threadIdx.x; at < BATCH_TILE * UNITS; at += THREADS) {
-    const int sequence = place.first_sequence + at / UNITS;
+    const int sequence = place.first_of_group + at / UNITS;
     const Number h = sequence < BATCH ? in_operand(to_operand(wide(h_0[(size_t)sequence * UNITS + at % UNITS]))) : narrow(0);
     reinterpret_cast<Number*>(operands + at / UNITS * LINE)[at % UNITS] = h;
   }
@@ -275,8 +254,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
 #pragma unroll 2
     for (int at = threadIdx.x * vector; at < BATCH_TILE * lines * OWN; at += THREADS * vector) {
       const int in_tile = at / (lines * OWN), in_line = at % (lines * OWN), unit = place.first_unit + in_line % OWN;
-      if (unit >= UNITS || place.first_sequence + in_tile >= BATCH) continue;
-      use(in_tile, in_line, in_line / OWN, unit, (size_t)time * BATCH + place.first_sequence + in_tile);
+      if (unit >= UNITS || place.first_of_group + in_tile >= BATCH) continue;
+      use(in_tile, in_line, in_line / OWN, unit, (size_t)time * BATCH + place.first_of_group + in_tile);
     }
   };
   auto inputs_of = [&](int time) { return reinterpret_cast<Number*>(on_the_way + time % 2 * STEP_BYTES); };
@@ -392,7 +371,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
   float* parts = reinterpret_cast<float*>(operands + 2 * OPERAND);   // [2][SPLIT][OWN][SLOT]: of each block, at this step and the next
   constexpr int PART = OWN * SLOT, STEP = SPLIT * PART;
   const Weights own_weights(weights, operands + 2 * OPERAND + 2 * STEP * sizeof(float), place);
-  const Ends ends(lengths, place);
+  const Ends<POINTS> ends(lengths, place);
   const int unit = place.unit(0), in_block = threadIdx.x % OWN;
   const bool there = unit < UNITS;
   PeerPlace peers[ROW_TILES], boxes[ROW_TILES];  // this block's part in the block that owns a tile's units, and its mailboxes

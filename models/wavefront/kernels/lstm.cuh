@@ -138,3 +138,28 @@ __device__ inline float tangent(float x) { return tanhf(x); }
 __device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
 __device__ inline float tangent(float x) { return 1 - 2 * __fdividef(1, 1 + __expf(2 * x)); }
 #endif
+
+// With LENGTHS, the steps of each sequence. Past its end its states stand still, its outputs are 0, and nothing flows into its
+// gates; their gradients are 0, so that no product nor sum needs to know of it. Past the longest sequence of a group its blocks
+// pass no barrier any more: they fill what is left with zeros.
+template <int POINTS>
+struct Ends {
+  int of[POINTS];
+#if LENGTHS
+  int last = 0;  // steps of the longest sequence of the group (cluster.cu: of the cluster)
+#else
+  enum : int { last = TIME };
+#endif
+
+  template <typename Place>
+  __device__ Ends(const int* lengths, const Place& place) {
+#pragma unroll
+    for (int point = 0; point < POINTS; ++point)
+      of[point] = LENGTHS && place.sequence(point) < BATCH ? max(0, min(TIME, __ldg(lengths + place.sequence(point)))) : TIME;
+#if LENGTHS
+    for (int sequence = place.first_of_group; sequence < min(BATCH, place.first_of_group + BATCH_TILE); ++sequence)
+      last = max(last, min(TIME, __ldg(lengths + sequence)));
+#endif
+  }
+  __device__ bool passed(int point, int time) const { return LENGTHS && time >= of[point]; }
+};

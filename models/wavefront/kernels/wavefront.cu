@@ -15,18 +15,14 @@
 // SPLIT blocks make a cluster: together they own SPLIT times the units, multiply a part of the inner dimension each, and
 // add up each other's sums through distributed shared memory; so each reads 1 / SPLIT of the other operand.
 //
-// Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
-// mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
-// manual, but the same one for A and B.) Rows of A are gates in the forward kernel and units in the backward kernel.
+// Products and their operands are as in lstm.cuh. Rows of A are gates in the forward kernel and units in the backward kernel.
 //
 // The host (Tiling.defines in models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
 //                        one's in every array but the lengths
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   DTYPE_CODE           0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16; 3: float32, each product as three
-//                        of tf32 (of the leading and the trailing halves), to a few units of float32's last place. Sums and
-//                        c are float32
+//   DTYPE_CODE           see lstm.cuh. Sums and c are float32
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
@@ -195,29 +191,6 @@ struct Masks {
         }
       }
   }
-};
-
-// With LENGTHS, the steps of each sequence. Past its end its states stand still, its outputs are 0, and nothing flows into its
-// gates; their gradients are 0, so that no product nor sum needs to know of it. Past the longest sequence of a group its blocks
-// pass no barrier any more: they fill what is left with zeros.
-struct Ends {
-  int of[POINTS];
-#if LENGTHS
-  int last = 0;  // steps of the group's longest sequence
-#else
-  enum : int { last = TIME };
-#endif
-
-  __device__ Ends(const int* lengths, const Place& place) {
-#pragma unroll
-    for (int point = 0; point < POINTS; ++point)
-      of[point] = LENGTHS && place.sequence(point) < BATCH ? max(0, min(TIME, __ldg(lengths + place.sequence(point)))) : TIME;
-#if LENGTHS
-    for (int sequence = place.first_of_group; sequence < min(BATCH, place.first_of_group + BATCH_TILE); ++sequence)
-      last = max(last, min(TIME, __ldg(lengths + sequence)));
-#endif
-  }
-  __device__ bool passed(int point, int time) const { return LENGTHS && time >= of[point]; }
 };
 
 // The numbers of x whose bits are 1, from bit 0 on; the others are 0.
@@ -453,7 +426,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
-  const Ends ends(lengths, place);
+  const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
   Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
@@ -594,7 +567,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #endif
   const Weights own_weights(weights, shared, place);
   const Masks masks(seen, place);
-  const Ends ends(lengths, place);
+  const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * PLANE : d_first;
   float d_bias_of[4] = {}, d_c[POINTS], c[POINTS], d_h_kept[POINTS];  // kept: of an h that stands still
