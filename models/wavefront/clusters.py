@@ -67,6 +67,7 @@ class ClusterTiling(NamedTuple):
         """Of 16 rows of weights, of a warp."""
         return parts(self.split * self.own // 16 if work.backward else self.own // 4, WARPS)
 
+    @property
     def points(self) -> int:
         """Numbers of a thread in the pointwise part."""
         return self.batch_tile * self.own // (32 * WARPS)
@@ -92,7 +93,7 @@ class ClusterTiling(NamedTuple):
             "cluster_sent": every * tiles * self.split * self.own / 32,
             "cluster_products": every * products * row_tiles * tiles,
             "cluster_shared": every * (count - self.in_registers) * row_tiles,
-            "cluster_points": every * self.points(),
+            "cluster_points": every * self.points,
         }
 
     def shared_bytes(self, work: Work) -> int:
@@ -132,7 +133,7 @@ def tilings(work: Work, chip: Chip) -> Iterator[ClusterTiling]:
             tiling = ClusterTiling(own, 8 * tiles, split, 0, sums, blocks, sharing, parts(clusters, most * blocks))
             row_tiles = tiling.row_tiles(work)
             free = REGISTERS[work.dtype_code] if blocks == 1 else REGISTERS_OF_TWO
-            free -= 4 * row_tiles * tiles * sums + (13 if work.backward else 11) * tiling.points() + 8 * tiles
+            free -= 4 * row_tiles * tiles * sums + (13 if work.backward else 11) * tiling.points + 8 * tiles
             tiling = tiling._replace(in_registers=max(0, min(free // (8 * row_tiles), tiling.count(work))))
             if sums > max(1, tiling.in_registers):
                 continue

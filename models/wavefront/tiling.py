@@ -250,9 +250,8 @@ def _tilings(work: Work, chip: Chip) -> Iterator[Tiling]:
 def _placements(work: Work, chip: Chip, tiling: Tiling) -> Iterator[Tiling]:
     """Where a tiling can keep its weights, and how far ahead it can load."""
     count, row_tiles, tiles = _count(work, tiling), tiling.rows(work) // 16, tiling.tiles
-    each = (
-        16 if work.dtype_code == 3 else 8
-    )  # registers of a block's weights: of float32 the compiler keeps both halves
+    # Registers of a block's weights: of float32 the compiler keeps both halves.
+    each = 16 if work.dtype_code == 3 else 8
     kept = tiles * work.recurrent_dropout  # words of masks: backward of all sums, forward beside each operand
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         chunked = tiling._replace(chunk=chunk)

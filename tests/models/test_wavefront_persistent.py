@@ -36,6 +36,9 @@ CHIPS = (
     H200, Chip(108, 166912, 80, "A100"), Chip(82, 101376, 86, "RTX 3090"), Chip(142, 101376, 89, "L40S"),
 )  # fmt: skip
 
+SMALL = dict(  # a tiling of one block of 16 units and 8 sequences
+    unit_tile=16, batch_tile=8, split=1, column_warps=1, in_registers=1, in_shared=0, prefetch_depth=1, chunk=1
+)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
@@ -188,16 +191,7 @@ def test_groups_end_with_their_longest_sequences_in_clusters_and_two_directions_
 ):
     lengths = np.concatenate([np.minimum(np.arange(8)[::-1], most) for most in (3, 0, 5)])
     shape, choose = (layers, 5, 32, 24, 7), wavefront_tiling.best_tiling
-    small = dict(
-        batch_tile=8,
-        unit_tile=16 // split,
-        split=split,
-        column_warps=1,
-        chunk=1,
-        in_registers=1,
-        in_shared=0,
-        prefetch_depth=1,
-    )
+    small = SMALL | dict(unit_tile=16 // split, split=split)
     options = dict(lengths=lengths, keep=keep)
     xla, ours, together = (lstm_stack, persistent_stack, dict(together=layers))
     if directions == 2:
@@ -434,16 +428,7 @@ def test_sequences_end_in_the_one_kernel_as_in_the_other_whatever_their_tiles(
         tile = backward if work.backward else forward
         if kind == "lstm_cluster":
             return ClusterTiling(32, tile, 2, 1, 1, 1, 1, 1)
-        return choose(work, chip._replace(clusters=()))._replace(
-            batch_tile=tile,
-            unit_tile=16,
-            split=1,
-            column_warps=1,
-            chunk=1,
-            in_registers=1,
-            in_shared=0,
-            prefetch_depth=1,
-        )
+        return choose(work, chip._replace(clusters=()))._replace(**SMALL | dict(batch_tile=tile))
 
     expected = results(lstm_stack, "float64", *shape, lengths=lengths)
     with emulated(monkeypatch, folder, H200):
