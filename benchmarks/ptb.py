@@ -129,7 +129,8 @@ def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, and time its steps or run the whole schedule."""
     if "train" in c.FLAGS and c.RANDOM_WORDS:
         raise UserError(f"--train --config={c.CONFIG}: nothing can be learned from random words; name another config")
-    measurement.runtime.seed(c.SEED)  # of the dropout masks
+    seed = c.SEED + measurement.process * ("train" in c.FLAGS)  # each whole training of a row has its own
+    measurement.runtime.seed(seed)  # of the dropout masks
     given = start(c, measurement.data)
     model = IMPLEMENTATIONS[row].build(
         *given, ("SGD", c.LEARNING_RATE), precision=measurement.precision,
@@ -138,7 +139,7 @@ def run_row(row, c, measurement):
     )  # fmt: skip
     if "train" in c.FLAGS:
         schedule = schedule_of(c, measurement.data)
-        return measurement.training(model, lambda timed: train(c, model, measurement.data, timed), schedule)
+        return measurement.training(model, lambda timed: train(c, model, measurement.data, seed, timed), schedule)
     of_modes, words = flops.flops_of_modes(c, c.UNITS), c.BATCH_SIZE * c.TIME_STEPS
     return measurement.steps(model, of_modes, words, "words/s", batches=given[-1])
 
@@ -161,7 +162,7 @@ def schedule_of(c, text):
     return training_proof.Schedule(rates, pieces(text.train, c.TRAIN_WORDS, c.BATCH_SIZE), texts)
 
 
-def train(c, model, text, timed):
+def train(c, model, text, seed, timed):
     """The published schedule: perplexity after the last epoch, seconds of each epoch's training part."""
     from harness.data.batches import language_model_batches, language_model_tail
     from models.weights import canonical
@@ -171,7 +172,7 @@ def train(c, model, text, timed):
         return [model.stage(*batch) for batch in zip(*batches, strict=True)]
 
     zero = {size: canonical.zero_states(c.NUM_LAYERS, size, c.UNITS) for size in (1, c.BATCH_SIZE)}
-    model.start_from(canonical.uniform(shapes(c), c.INIT_SCALE, c.SEED), zero[c.BATCH_SIZE])
+    model.start_from(canonical.uniform(shapes(c), c.INIT_SCALE, seed), zero[c.BATCH_SIZE])
     training = staged(text.train, c.TRAIN_WORDS, c.BATCH_SIZE)
     validation = staged(text.valid, c.EVAL_WORDS, c.BATCH_SIZE)
     epoch_s, losses = [], []
@@ -190,7 +191,7 @@ def train(c, model, text, timed):
     return {
         "losses": losses, "epoch_s": epoch_s, "batches_per_epoch": len(training),
         "perplexity": {"train": math.exp(losses[-1]), "valid": math.exp(valid), "test": math.exp(tested)},
-        "items_per_batch": c.BATCH_SIZE * c.TIME_STEPS, "unit": "words/s",
+        "test_of_seeds": {str(seed): math.exp(tested)}, "items_per_batch": c.BATCH_SIZE * c.TIME_STEPS, "unit": "words/s",
     }  # fmt: skip
 
 
@@ -230,7 +231,8 @@ LAYOUT = {
            "plot_published": {"P40, published": "published.P40 (words/s)"}} for mode, title in MODES.items()),
         {"title": "Perplexity after training", "mode": "fit", "device": None, "plot": None,
          "columns": [["train", "perplexity.train", ".2f"], ["validation", "perplexity.valid", ".2f"],
-                     ["test", "perplexity.test", ".2f"], ["test, published", "published.test", ".2f"],
+                     ["test", "perplexity.test", ".2f"], ["test, by seed", "test_of_seeds", "each"],
+                     ["test, published", "published.test", ".2f"],
                      ["training time (s)", "fit_s", ".1f"], ["s per epoch", "epoch_s", "median_range"],
                      ["J per epoch", "joules.epoch", ",.0f"], ["J, whole training", "joules.training", ",.0f"],
                      ["words/s", "throughput.value", ",.0f"], ["first call (s)", "first_call_s", ".1f"]]},
@@ -246,6 +248,7 @@ LAYOUT = {
         "The config word_language_model is on random words: it is timed and proven, and learns nothing.",
         {"config": "word_language_model", "row": "cudnn_stack", "column": "P40, published (ms per batch)",
          "text": "Published for \"the tutorial code from TensorFlow\" beside CudnnLSTM; the document names no cell."},
+        "Each process of a whole training has a seed of its own, SEED, SEED + 1 and so on; with one, it is that of the test.",
         "Training time holds the validation after every epoch and the test; s per epoch does not.",
     ],
     "extra_rows": [

@@ -21,7 +21,7 @@ CURVE_NOTE = (
     "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )
 FIGURES = ("blocks_ms", "warmup", "items_per_batch", "unit", "fit_s", "epoch_s", "accuracy", "perplexity",
-           "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
+           "test_of_seeds", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
 
 
 def digest(weights: Mapping[str, np.ndarray]) -> str:

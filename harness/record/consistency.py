@@ -117,7 +117,7 @@ def _devices(record: Mapping) -> Iterator[Contradiction]:
 
 def _steps(record: Mapping) -> Iterator[Contradiction]:
     """Steps that were timed have nothing of a whole training."""
-    for key in ("fit_s", "epoch_s", "accuracy", "perplexity"):
+    for key in ("fit_s", "epoch_s", "accuracy", "perplexity", "test_of_seeds"):
         if record.get(key):
             yield key, f"a {record['mode']} record with {key}", "it in a record of a whole training alone"
 
@@ -203,6 +203,10 @@ def _training(record: Mapping) -> Iterator[Contradiction]:
         yield "accuracy", f"a list of {accuracy}", "shares between 0 and 1"
     if not all(figure >= 1 for figure in perplexity):
         yield "perplexity", f"a list of {perplexity}", "figures of at least 1"
+    seeds, test = record.get("test_of_seeds"), (record.get("perplexity") or {}).get("test")
+    if seeds and (len(seeds) != len(record["blocks_ms"]) or next(iter(seeds.values())) != test):
+        found = f"an object of {len(seeds)} seeds, the first with {next(iter(seeds.values()))}"
+        yield "test_of_seeds", found, f"one of each of {len(record['blocks_ms'])} processes, the first with {test}"
 
 
 def _since_2(record: Mapping) -> Iterator[Contradiction]:

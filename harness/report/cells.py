@@ -57,11 +57,13 @@ def split_format(form: str) -> tuple[str, float]:
     name, _, factor = form.partition("*")
     try:
         multiplier = float(factor) if factor else 1.0
-        if name not in ("str", "median_range", "pair", "bytes", "percent") and not re.fullmatch("speedup:.+", name):
+        if name not in ("str", "median_range", "pair", "each", "bytes", "percent") and not re.fullmatch(
+            "speedup:.+", name
+        ):
             format(1 if name.endswith("d") else 1.0, name)
     except ValueError:
         raise UserError(
-            f"column format {form!r:.60}: expected str, median_range, pair, bytes, percent, speedup:<row> or "
+            f"column format {form!r:.60}: expected str, median_range, pair, each, bytes, percent, speedup:<row> or "
             "Python's, such as .1f"
         ) from None
     return name, multiplier
@@ -88,6 +90,8 @@ def _cell(value: Any, name: str, factor: float) -> str:
     if name == "pair":
         numbers = value.values() if isinstance(value, Mapping) else value
         return "(" + ", ".join(NONE if number is None else f"{number:.4f}" for number in numbers) + ")"
+    if name == "each":
+        return ", ".join(NONE if number is None else f"{number:.2f}" for number in value.values())
     if name == "median_range":
         if isinstance(value, list):
             value = {"median": statistics.median(value), "min": min(value), "max": max(value)}

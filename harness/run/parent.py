@@ -365,8 +365,12 @@ class Parent:
         return resume.earlier(paths, self.benchmark.rows[row].framework, today)
 
     def _added(self, row: str) -> dict[str, str]:
-        """Variables of the environment that the suite adds for a row, and that its records have."""
-        return {}
+        """Variables of the environment that the suite adds for a row, and that its records have; flags of the user's own win."""
+        added = self._environment_of(row) if self.device == "gpu" else {}
+        return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in added.items()}
+
+    def _environment_of(self, row: str) -> Mapping[str, str]:
+        return self.benchmark.rows[row].environment
 
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
@@ -446,7 +450,8 @@ class Parent:
             "log": self._log_of(job.get("row", task)),
             "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
             "gpu": self._gpu_of(job["row"]) if "row" in job else None,
-            "env": {**variables, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+            "env": {**variables, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+                    **(self._added(job["row"]) if "row" in job else {})},
             "watch": watch,
         }  # fmt: skip
 

@@ -16,6 +16,7 @@ from harness.measure.proof import Kernel
 from harness.report import options as option_tables
 from harness.report import tables
 from harness.run import environments, options
+from models.weights import canonical
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -382,7 +383,7 @@ def test_ptb_trains_by_the_published_schedule(config, capsys):
         train=rng.integers(0, 50, 2003), valid=rng.integers(0, 50, 1501), test=rng.integers(0, 50, 104)
     )
     spy = Spy()
-    result = script.train(c, spy, text, timed=lambda function: (0.5, function()))
+    result = script.train(c, spy, text, 7, timed=lambda function: (0.5, function()))
 
     flat, decay = {"small": (5, 0.5), "medium": (7, 0.8), "large": (15, 1 / 1.15)}[config]
     assert len(spy.rates) == {"small": 13, "medium": 39, "large": 55}[config]
@@ -401,5 +402,8 @@ def test_ptb_trains_by_the_published_schedule(config, capsys):
     predicted = np.concatenate([targets[0] for _, targets in test])
     np.testing.assert_array_equal(predicted, text.test[1:])  # batch 1, in order, no tail dropped
     assert result["perplexity"] == {"train": np.exp(2.0), "valid": np.exp(3.0), "test": np.exp(3.0)}
+    assert result["test_of_seeds"] == {"7": np.exp(3.0)}
+    start = canonical.uniform(script.shapes(c), scale, 7)
+    assert all(np.array_equal(array, start[name]) for name, array in spy.weights.items())
     assert result["epoch_s"] == [0.5] * len(spy.rates) and result["batches_per_epoch"] == len(spy.batches)
     assert capsys.readouterr().out.count("\n") == len(spy.rates)

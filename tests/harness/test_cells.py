@@ -23,6 +23,7 @@ RANGE = {"median": 10.0, "min": 9.0, "max": 12.0}
         (3 * 2**30, "bytes", "3.00 GiB"),
         ({"acc": 0.9693, "val_acc": None}, "pair", "(0.9693, -)"),
         ([0.9776, 0.9803], "pair", "(0.9776, 0.9803)"),
+        ({"1": 117.421, "2": 116.9, "3": None}, "each", "117.42, 116.90, -"),
         ({"median": 1234.5, "min": 1200.0, "max": 1300.0}, "median_range", "1234 [1200, 1300]"),
         ({"median": 0.05123, "min": 0.05, "max": 0.06}, "median_range", "0.0512 [0.0500, 0.0600]"),
         ([3.0, 1.0, 2.0], "median_range", "2.000 [1.000, 3.000]"),
@@ -44,7 +45,9 @@ def test_cells_follow_their_format(value, form, shown):
     assert cells.cell(value, form) == shown
 
 
-@pytest.mark.parametrize(("value", "form"), [({"a": 1}, ".1f"), (3, "pair"), (3, "median_range"), ([{}], ".1f")])
+@pytest.mark.parametrize(
+    ("value", "form"), [({"a": 1}, ".1f"), (3, "pair"), (3, "each"), (3, "median_range"), ([{}], ".1f")]
+)
 def test_a_figure_that_its_format_cannot_show_is_an_error(value, form):
     with pytest.raises(UserError, match="column format"):
         cells.cell(value, form)

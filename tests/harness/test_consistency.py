@@ -101,7 +101,8 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("train", "cpu", "warmup", lambda own: [own[0], own[0]], "warmup: found a list of processes [0, 0]"),
     ("train", "cpu", "clocks", [{"process": 2}], "clocks: found a list of processes [2]"),
     *[("train", "cpu", key, value, f"a train record with {key}")
-      for key, value in (("fit_s", 3.0), ("epoch_s", [1.0]), ("accuracy", {"a": 0.5}), ("perplexity", {"a": 80.0}))],
+      for key, value in (("fit_s", 3.0), ("epoch_s", [1.0]), ("accuracy", {"a": 0.5}), ("perplexity", {"a": 80.0}),
+                         ("test_of_seeds", {"1": 80.0}))],
     ("fit", "cpu", "losses", [1.0], "a training of 2 epochs, 2 blocks and 1 losses"),
     ("fit", "cpu", "epoch_s", ..., "a training of 0 epochs, 2 blocks"),
     ("fit", "cpu", "epoch_s", [0.1], "a training of 1 epochs, 2 blocks"),
@@ -112,6 +113,8 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("fit", "cpu", "accuracy", ..., "a training without accuracy or perplexity"),
     ("fit", "cpu", "accuracy.test", 1.2, "accuracy: found a list of [1.2]"),
     ("fit", "cpu", "perplexity", {"test": 0.9}, "perplexity: found a list of [0.9]"),
+    ("fit", "cpu", "test_of_seeds", {"1": 90.0}, "an object of 1 seeds, the first with 90.0"),
+    ("fit", "cpu", "test_of_seeds", {"1": None, "2": 90.0}, "an object of 2 seeds, the first with None"),
     ("fit", "cpu", "one_step", ONE_STEP, "a fit record with one_step"),
     ("request", "cpu", "one_step", ONE_STEP, "a request record with one_step"),
     ("stack", "cpu", "one_step.p99_ms", 10.5, "a p99_ms of 10.5 below a p50_ms of 10.6"),
@@ -136,6 +139,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("train", "cpu", "proof.kernel.syncs", 0, "a kernel with syncs 0"),
     ("train", "cpu", "proof.kernel", ..., "a kernel with launches None"),
 ]  # fmt: skip
+TRAINED = {"perplexity": {"test": 90.0}, "accuracy": {}, "test_of_seeds": {"1": 90.0}}
 FEW = [{"p99_ms": None, "steps": 99}, {"p99_ms": None, "steps": 2}, {"p99_ms": 10.6, "steps": 1}, {"steps": 100}]
 SEEN_BEFORE = [  # by a rule of the schema
     ("train", "cpu", "blocks_ms", [], "without blocks_ms, step_ms or throughput"),
@@ -154,7 +158,11 @@ def test_honest_record_is_read(mode, device):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"perplexity": {"test": 90.0}, "accuracy": {}}, {"accuracy": {"acc": 0.5, "val_acc": None}}, {"clocks": [{}]}],
+    [
+        TRAINED,
+        {"accuracy": {"acc": 0.5, "val_acc": None}},
+        {"clocks": [{}]},
+    ],
 )
 def test_training_with_other_figures_is_read(changes):
     assert schema.validate(honest("fit", **changes), "x.json")
@@ -277,7 +285,10 @@ def complaint(module, folder):
 
     good = [honest(mode, device) for mode in ERRORS for device in ("cpu", "gpu")]
     good += [honest(config={**CONFIG, "PROCESSES": 1}, repeat_until=0.02)]
-    good += [honest("fit", perplexity={"test": 90.0}, accuracy={}), honest("fit", accuracy={"a": 0.5, "b": None})]
+    good += [
+        honest("fit", **TRAINED),
+        honest("fit", accuracy={"a": 0.5, "b": None}),
+    ]
     good += [
         honest(status="failed", throughput=None),
         honest(clocks=[{}]),
