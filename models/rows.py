@@ -34,7 +34,6 @@ class Row:
         ours: this suite's own implementation; the others are peers.
         needs_gpu: has no CPU version.
         precisions: those that the row has.
-        environment: what is added to these variables of its processes on a GPU.
     """
 
     what: str
@@ -45,7 +44,6 @@ class Row:
     ours: bool = False
     needs_gpu: bool = False
     precisions: tuple[str, ...] = PRECISIONS
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, *arguments: Any, precision: str = "fp32", **options: Any) -> Any:
         """The row's model: arguments, options and methods are those of models/trial.py. Imports the framework.
@@ -107,9 +105,6 @@ def _ops(counts: Counts, not_ops: str, kernels: str = "", not_kernels: str = "",
     return lambda num_layers, time_steps, device: {"ops": dict(counts(num_layers, time_steps)), **found}
 
 
-# XLA tries Triton's kernels for every product before it compiles one that cuBLAS has as fast: three quarters of a first call.
-NO_TRITON = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"}
-
 # --- TensorFlow ---------------------------------------------------------------------------------------------------------
 
 MATMUL = r"\w*MatMul"
@@ -126,12 +121,10 @@ _WAVEFRONT_NOT = f"{LSTM_OP}|loop:.*|{_NO_EAGER_CELLS}|{MATMUL}"
 
 
 def _tensorflow(what: str, stack: str, expected: Expected, stack_options: Mapping = {}, *, ours: bool = False,
-                needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, environment: Mapping[str, str] = {},
-                **arguments: Any) -> Row:  # fmt: skip
+                needs_gpu: bool = False, precisions: tuple[str, ...] = PRECISIONS, **arguments: Any) -> Row:  # fmt: skip
     """stack: "module.Class" of models/tf; arguments: of models.tf.language_model.build."""
     arguments = {"stack": imported(f"models.tf.{stack}", **stack_options), **arguments}
-    factory = "models.tf.language_model.build"
-    return Row(what, "tensorflow", factory, expected, arguments, ours, needs_gpu, precisions, environment)
+    return Row(what, "tensorflow", "models.tf.language_model.build", expected, arguments, ours, needs_gpu, precisions)
 
 
 def _passes(expected: Expected, op: str, forward: Callable[[int, int], int], training: int) -> Expected:
@@ -275,7 +268,6 @@ TENSORFLOW = {
         _without_cudnn(lambda layers, steps: {"xla": 1, PTX_OP: 1}, _WAVEFRONT_NOT, PERSISTENT_KERNEL),
         ours=True,
         needs_gpu=True,
-        environment=NO_TRITON,
         jit_compile=True,
         fused_loss=True,
     ),
@@ -520,7 +512,7 @@ class ReplicatedRow:
         factory: as of Row; it takes `group` and `replicas` besides, and the arguments of the single row's that it names.
         collective: the op that has to run in a step on a CPU, once for each replica of a process whose ops are counted.
         one_process: one process has all devices, instead of one each.
-        environment: what is added to these variables of each of several processes on GPUs, in place of the single row's.
+        environment: what is added to these variables of each of several processes on GPUs.
     """
 
     what: str

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harness.errors import UserError
@@ -30,12 +30,13 @@ STAMP = "lstm-bench-checked"
 DAMAGED = ("ModuleNotFoundError", "ImportError")  # of an environment that run_all.sh made: it is not whole any more
 
 
-def check(device: str, frameworks: Sequence[str], say: Callable[[str], None]) -> None:
-    """Try each framework and say in one line what it found.
+def check(device: str, frameworks: Sequence[str], say: Callable[[str], None], can_lack: Collection[str] = ()) -> bool:
+    """Try each framework and say in one line what it found; whether nothing failed.
 
     Args:
         device: "gpu" or "cpu".
         frameworks: of harness.record.frameworks.FRAMEWORKS.
+        can_lack: those of them of which it is said what fails, and no more.
 
     Raises:
         UserError: the first thing that fails.
@@ -47,12 +48,22 @@ def check(device: str, frameworks: Sequence[str], say: Callable[[str], None]) ->
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             if hidden > 0:
                 say(f"{hidden} of {len(found)} GPUs hidden: CUDA_VISIBLE_DEVICES={visible}; unset it to use them all")
+    good = True
     for framework in frameworks:
-        if reason := environments.missing(framework):
-            raise UserError(f"{FRAMEWORKS[framework].title}: {reason}")
-        say(_try(framework, device))
+        title = FRAMEWORKS[framework].title
+        try:
+            if reason := environments.missing(framework):
+                raise UserError(f"{title}: {reason}")
+            say(_try(framework, device))
+        except UserError as error:
+            if framework not in can_lack:
+                raise
+            say(f"{error}; rows of {title} may fail, the others run on")
+            good = False
+            continue
         if reason := environments.missing(framework, "keras"):
-            say(f"rows of Keras on {FRAMEWORKS[framework].title} are skipped: {reason}")
+            say(f"rows of Keras on {title} are skipped: {reason}")
+    return good
 
 
 def frameworks_here(peers: bool = False) -> list[str]:
@@ -61,7 +72,10 @@ def frameworks_here(peers: bool = False) -> list[str]:
 
 
 def once(device: str, frameworks: Sequence[str], say: Callable[[str], None]) -> None:
-    """`check` where it has not yet found the same good in the environments that run_all.sh made. Raises UserError."""
+    """`check` where it has not yet found the same good in the environments that run_all.sh made.
+
+    Raises UserError where TensorFlow fails; rows of the others fail by themselves, and leave the rest of a run as it is.
+    """
     facts = {
         "gpus": [list(gpu) for gpu in driver.gpus()],
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -71,8 +85,8 @@ def once(device: str, frameworks: Sequence[str], say: Callable[[str], None]) -> 
     stamp, text = Path(sys.prefix, STAMP), json.dumps(facts)
     if stamp.is_file() and stamp.read_text() == text:
         return
-    check(device, frameworks, say)
-    if Path(sys.prefix, software.STAMP).is_file():
+    good = check(device, frameworks, say, [name for name in frameworks if name != "tensorflow"])
+    if good and Path(sys.prefix, software.STAMP).is_file():
         with contextlib.suppress(OSError):  # then it is done again next time
             stamp.write_text(text)
 

@@ -126,7 +126,8 @@ class Parent:
                 self._write_software()
                 self._say_what_is_skipped()
                 self._run_rows()
-            except CrashError:  # no space for a record: what there is can be drawn, perhaps
+            except (CrashError, KeyboardInterrupt):
+                # No space for a record, or Ctrl-C: what there is can be drawn, perhaps.
                 with contextlib.suppress(UserError):
                     self._draw()
                 raise
@@ -329,12 +330,15 @@ class Parent:
         resumed = "resume" in self.flags
         paths = {row: [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes] for row in rows}
         measured = [row for row in rows if any(resume.was_measured(path, resumed) for path in paths[row])]
-        if not measured:
-            return
-        said = "--resume: measured anew, since their records are of other settings, data, code or packages"
-        if not resumed:
+        of_reason: dict[str, list[str]] = {}
+        for row in measured:
             said = f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
-        print(f"{said}: {', '.join(measured)}", file=sys.stderr)
+            if resumed:
+                why = resume.why_anew(paths[row], self.benchmark.rows[row].framework, self._today(row))
+                said = f"--resume: measured anew: {why or 'a process of another mode is missing'}"
+            of_reason.setdefault(said, []).append(row)
+        for said, of in of_reason.items():
+            print(f"{said}: {', '.join(of)}", file=sys.stderr)
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
@@ -360,17 +364,15 @@ class Parent:
         if "resume" not in self.flags:
             return []
         paths = [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes]
+        return resume.earlier(paths, self.benchmark.rows[row].framework, self._today(row))
+
+    def _today(self, row: str) -> resume.Today:
         variables = {**machine.VARIABLES, **self._added(row)}
-        today = resume.Today(self.constants, self.device, self._data()["sha256"], variables)
-        return resume.earlier(paths, self.benchmark.rows[row].framework, today)
+        return resume.Today(self.constants, self.device, self._data()["sha256"], variables)
 
     def _added(self, row: str) -> dict[str, str]:
-        """Variables of the environment that the suite adds for a row, and that its records have; flags of the user's own win."""
-        added = self._environment_of(row) if self.device == "gpu" else {}
-        return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in added.items()}
-
-    def _environment_of(self, row: str) -> Mapping[str, str]:
-        return self.benchmark.rows[row].environment
+        """Variables of the environment that the suite adds for a row, and that its records have."""
+        return {}
 
     def _new_record(self, row: str, mode: str, **rest: Any) -> dict:
         protocol = self.benchmark.protocol(self.constants)
@@ -450,8 +452,7 @@ class Parent:
             "log": self._log_of(job.get("row", task)),
             "python": environments.python(self.benchmark.rows[job["row"]].framework) if "row" in job else sys.executable,
             "gpu": self._gpu_of(job["row"]) if "row" in job else None,
-            "env": {**variables, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-                    **(self._added(job["row"]) if "row" in job else {})},
+            "env": {**variables, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
             "watch": watch,
         }  # fmt: skip
 

@@ -10,7 +10,7 @@ scaling shares it among them. The records of a point have the whole batch in BAT
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -116,14 +116,11 @@ class Parent(sweep.Sweep):
 
     def _added(self, row: str) -> dict[str, str]:
         made, gpus = self.benchmark.rows[row], self.constants["REPLICAS"]
-        if self.device == "gpu" or self.benchmark.workers(row, gpus) == gpus:
-            return super()._added(row)
-        needed = FRAMEWORKS[made.framework].cpu_devices
-        return {name: f"{os.environ.get(name, '')} {value.format(gpus)}".strip() for name, value in needed.items()}
-
-    def _environment_of(self, row: str) -> Mapping[str, str]:
-        several = self.benchmark.workers(row, self.constants["REPLICAS"]) > 1
-        return self.benchmark.rows[row].environment_of_several if several else super()._environment_of(row)
+        count = self.benchmark.workers(row, gpus)
+        added = made.environment if self.device == "gpu" and count > 1 else {}
+        if self.device == "cpu" and count < gpus:
+            added = FRAMEWORKS[made.framework].cpu_devices
+        return {name: f"{os.environ.get(name, '')} {value.format(gpus)}".strip() for name, value in added.items()}
 
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
@@ -204,6 +201,7 @@ class Parent(sweep.Sweep):
             visible = [",".join(visible)]
         where = workers.places(self._hosts()[:count], count, visible)
         child = point.parent._child("row", row=row, **point.parent._job(number))
+        child["env"] |= point.parent._added(row)
         return workers.run(child, where, gpus, machine.gpu_link(self._gpus[:gpus]) if self.device == "gpu" else None)
 
 
@@ -228,6 +226,5 @@ def of_row(made: Any, cannot: Callable[[Any, SimpleNamespace], str] = lambda row
         single.precisions,
         lambda constants: cannot(made, constants),
         single.ours,
-        single.environment,
         made.environment,
     )

@@ -99,36 +99,51 @@ def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
     found = []
     for path in paths:
         record = records.read_record(path) if path.exists() else None
-        if not record or record["status"] != "ok" or not is_comparable(record, framework, today):
+        if not record or record["status"] != "ok" or difference(record, framework, today):
             return []
         found.append(record)
     return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
 
 
-def is_comparable(record: Mapping, framework: str, today: Today) -> bool:
-    """Whether its blocks may stand beside today's in one row: the same settings, data, code, packages and machine."""
-    now = json.loads(json.dumps(today.constants))
-    if any(record["config"].get(name) != now[name] for name in settings.of(now)):
-        return False
-    environment = {**record["environment"]}
+def difference(record: Mapping, framework: str, today: Today) -> str:
+    """The first thing for which its blocks may not stand beside today's in one row, then and now; "" where they may.
+
+    The same settings, packages, code, machine, variables of the environment and data are needed.
+    """
+    environment, there, facts = record["environment"], environments.about(framework), machine.facts(today.device)
+    config = json.loads(json.dumps(today.constants))
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
-    environment["packages"] = frameworks.packages_of(framework, environment.get("packages") or {})
-    there = environments.about(framework)
-    here = {
-        "packages": frameworks.packages_of(framework, there["packages"]),
-        "gpu": machine.gpu_name() if today.device == "gpu" else None,
+    then = frameworks.packages_of(framework, environment.get("packages") or {})
+    packages = frameworks.packages_of(framework, there["packages"])
+    pairs = [(name, record["config"].get(name), config[name]) for name in settings.of(config)]
+    pairs += [(name, then.get(name), packages.get(name)) for name in sorted({*then, *packages})]
+    pairs += [("GPU", environment.get("gpu"), machine.gpu_name() if today.device == "gpu" else None)]
+    if not is_todays_code(environment):
+        commit, now = (str(code or "unknown")[:10] for code in (environment.get("commit"), machine.commit()["commit"]))
+        pairs += [("code", commit, now if now != commit else f"{now} with other uncommitted changes")]
+    # What an earlier commit did not note is taken for the same.
+    known = {
+        name: environment[name] for name in ("cpu", "cores", "driver", "python") if environment.get(name) is not None
     }
-    if any(environment.get(key) != value for key, value in here.items()) or not is_todays_code(environment):
-        return False
-    facts = machine.facts(today.device)
-    if any(environment.get(key) not in (None, facts[key]) for key in ("cpu", "cores", "driver")):
-        return False
-    if environment.get("python") not in (None, there["python"]):
-        return False
-    then, now = environment.get("variables"), today.variables
-    if then is not None and frameworks.variables_of([framework], then) != frameworks.variables_of([framework], now):
-        return False
-    return environment.get("data", {}).get("sha256") == today.sha256
+    pairs += [(name, value, {**facts, "python": there["python"]}[name]) for name, value in known.items()]
+    if environment.get("variables") is not None:
+        both = (frameworks.variables_of([framework], own) for own in (environment["variables"], today.variables))
+        pairs += [("variables of the environment", *both)]
+    pairs += [("data", environment.get("data", {}).get("sha256"), today.sha256)]
+    return next((_in_words(*pair) for pair in pairs if pair[1] != pair[2]), "")
+
+
+def _in_words(name: str, then: Any, now: Any) -> str:
+    if name == "data":
+        return "other data"
+    then, now = ("none" if value is None else f"{value!s:.60}" for value in (then, now))
+    return f"{name} {then}, now {now}"
+
+
+def why_anew(paths: Sequence[Path], framework: str, today: Today) -> str:
+    """What `earlier` has against a row's measured records, "" where they are of different numbers of processes."""
+    measured = [record for path in paths if path.exists() and (record := records.read_record(path))["status"] == "ok"]
+    return next(filter(None, (difference(record, framework, today) for record in measured)), "")
 
 
 def is_todays_code(environment: Mapping) -> bool:

@@ -21,8 +21,7 @@ class Row(NamedTuple):
         cannot: constants, and DEVICE → why the row cannot run with them, and is skipped; "" where it can. Of none: what
             --list says.
         ours: this suite's own; the others are peers.
-        environment: what is added to these variables of its processes on a GPU.
-        environment_of_several: the same, in place of it, of each of several processes.
+        environment: what is added to these variables of each of its processes, where it has several on GPUs.
     """
 
     what: str
@@ -33,7 +32,6 @@ class Row(NamedTuple):
     cannot: Callable[[Mapping[str, Any]], str] = lambda constants: ""
     ours: bool = False
     environment: Mapping[str, str] = MappingProxyType({})
-    environment_of_several: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def of(
@@ -57,7 +55,6 @@ class Row(NamedTuple):
             row.precisions,
             lambda constants: cannot(row, constants),
             row.ours,
-            row.environment,
         )
 
 

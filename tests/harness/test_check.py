@@ -78,7 +78,7 @@ def test_a_check_that_was_good_is_not_repeated_until_something_changes(tmp_path,
     monkeypatch.setattr(driver, "gpus", lambda: [driver.Gpu("A GPU", "580.1", (9, 0))])
     (tmp_path / software.STAMP).touch()
     done = []
-    monkeypatch.setattr(check, "check", lambda device, frameworks, say: done.append(frameworks))
+    monkeypatch.setattr(check, "check", lambda device, frameworks, *rest: not done.append(frameworks))
     check.once("gpu", ["tensorflow"], print)
     check.once("gpu", ["tensorflow"], print)
     assert done == [["tensorflow"]]
@@ -86,6 +86,37 @@ def test_a_check_that_was_good_is_not_repeated_until_something_changes(tmp_path,
     check.once("gpu", ["tensorflow"], print)
     check.once("gpu", ["tensorflow", "torch"], print)
     assert len(done) == 3
+
+
+def test_a_peer_that_fails_before_a_run_is_said_and_tried_again_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / software.STAMP).touch()
+    monkeypatch.setattr(driver, "gpus", lambda: [])
+    monkeypatch.setattr(environments, "missing", lambda name, *also: "")
+    broken, said = {"torch"}, []
+
+    def tried(framework, device):
+        said.append(framework)
+        if framework in broken:
+            raise UserError(f"{framework}: no such kernel")
+        return framework
+
+    monkeypatch.setattr(check, "_try", tried)
+    every = ["tensorflow", "torch", "jax"]
+    check.once("cpu", every, said.append)
+    line = "torch: no such kernel; rows of PyTorch may fail, the others run on"
+    assert said == ["tensorflow", "tensorflow", "torch", line, "jax", "jax"]
+    with pytest.raises(UserError, match=r"^torch: no such kernel$"):
+        check.check("cpu", every, said.append)
+    broken.clear()
+    said.clear()
+    check.once("cpu", every, said.append)
+    check.once("cpu", every, said.append)
+    assert said == [name for name in every for _ in range(2)], "tried again until it is good"
+    broken.add("tensorflow")
+    (tmp_path / check.STAMP).unlink()
+    with pytest.raises(UserError, match="tensorflow"):
+        check.once("cpu", every, said.append)
 
 
 def test_hidden_gpu_is_said(monkeypatch):

@@ -45,7 +45,7 @@ def test_resume_runs_rows_again_whose_header_changed_and_says_so(stub, capfd):
     stub.starts()
     stub.script.write_text(stub.script.read_text().replace("UNITS = None", "UNITS = 32"))
     assert stub.main("--rows=first", "--resume") == 0
-    assert "--resume: measured anew" in (printed := capfd.readouterr().err) and printed.rstrip().endswith(": first")
+    assert capfd.readouterr().err.rstrip().endswith("--resume: measured anew: UNITS 8, now 32: first")
     assert stub.rows_started() == ["first 0"]
     assert stub.record("first")["config"]["UNITS"] == 32
 
@@ -122,7 +122,7 @@ def change(stub, **facts):
     stub.starts()
 
 
-def test_resume_runs_rows_again_that_ran_with_other_software(stub):
+def test_resume_runs_rows_again_that_ran_with_other_software(stub, capfd):
     here = {"cpu": machine.facts("cpu")["cpu"], "cores": machine.physical_cores(), "python": platform.python_version()}
     here["variables"] = {
         **machine.VARIABLES,
@@ -136,6 +136,10 @@ def test_resume_runs_rows_again_that_ran_with_other_software(stub):
         change(stub, **{key: value})
         assert stub.main("--processes=2", "--rows=first", "--resume") == 0
         assert stub.rows_started() == ["first 0", "first 1"], key
+        said = {"variables": "variables of the environment {'XLA_FLAGS': '--xla'}, now "}.get(
+            key, f"{key} {value}, now "
+        )
+        assert f"--resume: measured anew: {said}" in capfd.readouterr().err
         assert key not in stub.record("first")["environment"]
 
 

@@ -92,28 +92,6 @@ def test_resume_does_not_measure_a_row_anew_to_whose_environment_the_suite_has_a
     assert stub.record("one_process") == found and "nothing is left to measure" in capsys.readouterr().err
 
 
-def test_variables_of_a_row_are_its_processes_on_a_gpu_before_the_users_own(stub, monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
-    made = stub.benchmark.rows["fine"]
-    made = made._replace(environment={"XLA_FLAGS": "--one"}, environment_of_several={"XLA_FLAGS": "--several"})
-    monkeypatch.setitem(stub.benchmark.rows, "fine", made)
-
-    def given(device, point, row="fine"):
-        parent = replicas.Parent(stub.benchmark, [f"--device={device}", "--replicas=1,2"])
-        parent.out, parent._gpus = stub.out, ["GPU-a", "GPU-b"]
-        point = parent._at(point)
-        env, added = point._child("row", row=row)["env"], point._added(row)
-        assert added.items() <= env.items()
-        return added
-
-    monkeypatch.setenv("XLA_FLAGS", "--mine")
-    assert given("gpu", "small-1") == {"XLA_FLAGS": "--one --mine"}
-    assert given("gpu", "small-weak_2") == {"XLA_FLAGS": "--several --mine"}
-    assert given("gpu", "small-1", "raises") == given("cpu", "small-1") == given("cpu", "small-weak_2") == {}
-    monkeypatch.delenv("XLA_FLAGS")
-    assert given("gpu", "small-1") == {"XLA_FLAGS": "--one"}
-
-
 def test_a_worker_has_the_gpu_of_its_place_and_a_row_alone_the_first_one(stub, monkeypatch):
     monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-a", "A"), machine.Gpu("GPU-b", "A")])
     rows = ["fine", "raises"]
