@@ -87,9 +87,10 @@ struct Place {  // of a thread block and a thread in the work
     first_unit = block % UNIT_TILES / SPLIT * WIDTH;
     first_of_group = (DIRECTIONS > 1 ? group % GROUPS : group) * BATCH_TILE;
     warp = threadIdx.x / 32, in_warp = threadIdx.x % 32;
-    team = warp / K_WARPS, k_warp = warp % K_WARPS;
+    // Of one team: a compiler that does not see it keeps 35 registers more.
+    team = COLUMN_WARPS > 1 ? warp / K_WARPS : 0, k_warp = COLUMN_WARPS > 1 ? warp % K_WARPS : warp;
     first_sequence = first_of_group + team * 8 * COLUMN_TILES;
-    const int in_team = threadIdx.x % TEAM;
+    const int in_team = COLUMN_WARPS > 1 ? threadIdx.x % TEAM : threadIdx.x;
     column = in_team / UNIT_TILE;
     unit = first_unit + rank * UNIT_TILE + in_team % UNIT_TILE;
     if (column >= AT_ONCE || unit >= UNITS) unit = -1;
