@@ -63,7 +63,7 @@ EVAL_WORDS = None           # words to validate and to test on; None: all, or th
 ROWS = "all"                # comma-separated names from --list
 PRECISION = None            # fp32, tf32, fp16 or bf16; None: tf32 on a GPU, fp32 on a CPU
 LOSS_SCALE = 1024.0         # static, of fp16
-SEED = 1                    # of the weights and states
+SEED = 1                    # of the weights and states; with --train plus the number of the process
 WARMUP_BATCHES = 10         # at least, before the clock starts
 WARMUP_LIMIT_S = None       # s; a warm-up that has not settled by then ends; None: the preset's, as for the next five
 TIMED_BATCHES = None        # per block
@@ -129,8 +129,9 @@ def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, and time its steps or run the whole schedule."""
     if "train" in c.FLAGS and c.RANDOM_WORDS:
         raise UserError(f"--train --config={c.CONFIG}: nothing can be learned from random words; name another config")
-    seed = c.SEED + measurement.process * ("train" in c.FLAGS)  # each whole training of a row has its own
-    measurement.runtime.seed(seed)  # of the dropout masks
+    # Each whole training of a row has its own.
+    seed = c.SEED + measurement.process if "train" in c.FLAGS else c.SEED
+    measurement.runtime.seed(seed)  # of the dropout masks, where the framework draws them
     given = start(c, measurement.data)
     model = IMPLEMENTATIONS[row].build(
         *given, ("SGD", c.LEARNING_RATE), precision=measurement.precision,
@@ -191,7 +192,8 @@ def train(c, model, text, seed, timed):
     return {
         "losses": losses, "epoch_s": epoch_s, "batches_per_epoch": len(training),
         "perplexity": {"train": math.exp(losses[-1]), "valid": math.exp(valid), "test": math.exp(tested)},
-        "test_of_seeds": {str(seed): math.exp(tested)}, "items_per_batch": c.BATCH_SIZE * c.TIME_STEPS, "unit": "words/s",
+        "test_perplexity_by_seed": {str(seed): math.exp(tested)},
+        "items_per_batch": c.BATCH_SIZE * c.TIME_STEPS, "unit": "words/s",
     }  # fmt: skip
 
 
@@ -231,7 +233,7 @@ LAYOUT = {
            "plot_published": {"P40, published": "published.P40 (words/s)"}} for mode, title in MODES.items()),
         {"title": "Perplexity after training", "mode": "fit", "device": None, "plot": None,
          "columns": [["train", "perplexity.train", ".2f"], ["validation", "perplexity.valid", ".2f"],
-                     ["test", "perplexity.test", ".2f"], ["test, by seed", "test_of_seeds", "each"],
+                     ["test", "perplexity.test", ".2f"], ["test, by seed", "test_perplexity_by_seed", "each"],
                      ["test, published", "published.test", ".2f"],
                      ["training time (s)", "fit_s", ".1f"], ["s per epoch", "epoch_s", "median_range"],
                      ["J per epoch", "joules.epoch", ",.0f"], ["J, whole training", "joules.training", ",.0f"],
@@ -248,7 +250,8 @@ LAYOUT = {
         "The config word_language_model is on random words: it is timed and proven, and learns nothing.",
         {"config": "word_language_model", "row": "cudnn_stack", "column": "P40, published (ms per batch)",
          "text": "Published for \"the tutorial code from TensorFlow\" beside CudnnLSTM; the document names no cell."},
-        "Each process of a whole training has a seed of its own, SEED, SEED + 1 and so on; with one, it is that of the test.",
+        "Test, by seed: of each process's training, from weights drawn with SEED, SEED + 1 and so on. Dropout masks that a row "
+        "draws by itself (those of JAX, cudnn_stack and Keras) have one seed in all.",
         "Training time holds the validation after every epoch and the test; s per epoch does not.",
     ],
     "extra_rows": [

@@ -21,7 +21,7 @@ CURVE_NOTE = (
     "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )
 FIGURES = ("blocks_ms", "warmup", "items_per_batch", "unit", "fit_s", "epoch_s", "accuracy", "perplexity",
-           "test_of_seeds", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
+           "test_perplexity_by_seed", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
 
 
 def digest(weights: Mapping[str, np.ndarray]) -> str:
@@ -66,7 +66,8 @@ class RowProcess:
         reference: {"outputs": {name: array}, "losses": [n], "gradients": {…}, "updates": {…}, "forward_losses": [n]}.
         device, precision: of this row.
         process: number of this process among the row's, from 0. The first one is held to the whole reference; the others time the
-            same weights by the same ops and kernels, and are held to the reference's losses.
+            same weights by the same ops and kernels, and are held to the reference's losses. A whole training of PTB is proven
+            on these weights too, and begins with those of its own seed.
 
     Args:
         turns: of a process beside which others of the run prepare; None: it is alone.

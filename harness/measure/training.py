@@ -20,7 +20,8 @@ class TrainingMeasurement(StepMeasurement):
 
         Args:
             train: given a function that times an epoch, `timed(function) -> (seconds, result)`, runs the training; returns
-                {"losses": …, "perplexity": {…}, "epoch_s": […], "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
+                {"losses": …, "perplexity": {…}, "test_perplexity_by_seed": {seed: …}, "epoch_s": […],
+                "batches_per_epoch": n, "items_per_batch": n, "unit": …}.
             schedule: of that training; what ran is held to it.
         """
         self._phases.over("model")

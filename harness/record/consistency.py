@@ -117,7 +117,7 @@ def _devices(record: Mapping) -> Iterator[Contradiction]:
 
 def _steps(record: Mapping) -> Iterator[Contradiction]:
     """Steps that were timed have nothing of a whole training."""
-    for key in ("fit_s", "epoch_s", "accuracy", "perplexity", "test_of_seeds"):
+    for key in ("fit_s", "epoch_s", "accuracy", "perplexity", "test_perplexity_by_seed"):
         if record.get(key):
             yield key, f"a {record['mode']} record with {key}", "it in a record of a whole training alone"
 
@@ -195,18 +195,20 @@ def _training(record: Mapping) -> Iterator[Contradiction]:
         yield "epoch_s", f"a training of {batches[0]:g} batches in an epoch", "one whole number: epoch_s over blocks_ms"
     if not isinstance(record.get("fit_s"), int | float) or record["fit_s"] < sum(epochs) * (1 - 1e-9):
         yield "fit_s", f"a training of {record.get('fit_s')} s", f"at least that of its epochs, {sum(epochs):g} s"
-    found = [(record.get(key) or {}).values() for key in ("accuracy", "perplexity")]
-    accuracy, perplexity = ([figure for figure in own if figure is not None] for own in found)
+    found = [(record.get(key) or {}).values() for key in ("accuracy", "perplexity", "test_perplexity_by_seed")]
+    accuracy, perplexity, by_seed = ([figure for figure in own if figure is not None] for own in found)
     if not accuracy and not perplexity:
         yield "accuracy", "a training without accuracy or perplexity", "what it came to"
     if not all(0 <= figure <= 1 for figure in accuracy):
         yield "accuracy", f"a list of {accuracy}", "shares between 0 and 1"
-    if not all(figure >= 1 for figure in perplexity):
-        yield "perplexity", f"a list of {perplexity}", "figures of at least 1"
-    seeds, test = record.get("test_of_seeds"), (record.get("perplexity") or {}).get("test")
-    if seeds and (len(seeds) != len(record["blocks_ms"]) or next(iter(seeds.values())) != test):
-        found = f"an object of {len(seeds)} seeds, the first with {next(iter(seeds.values()))}"
-        yield "test_of_seeds", found, f"one of each of {len(record['blocks_ms'])} processes, the first with {test}"
+    if not all(figure >= 1 for figure in (*perplexity, *by_seed)):
+        yield "perplexity", f"a list of {[*perplexity, *by_seed]}", "figures of at least 1"
+    of_seeds = record.get("test_perplexity_by_seed")
+    first, test = record["config"].get("SEED", 1), (record.get("perplexity") or {}).get("test")
+    seeds = [str(first + process) for process in range(len(record["blocks_ms"]))]
+    if of_seeds and ([*of_seeds] != seeds or of_seeds[seeds[0]] != test):
+        found = f"seeds {', '.join(of_seeds)}, the first with {next(iter(of_seeds.values()))}"
+        yield "test_perplexity_by_seed", found, f"seeds {', '.join(seeds)}, the first with {test}"
 
 
 def _since_2(record: Mapping) -> Iterator[Contradiction]:

@@ -251,7 +251,7 @@ RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
 OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "accuracy": _FIGURES,
     "perplexity": _FIGURES,
-    "test_of_seeds": _FIGURES,  # test perplexity of each process's training, by its seed
+    "test_perplexity_by_seed": _FIGURES,  # test perplexity of each process's training, by its seed
     "fit_s": _NUMBER_OR_NULL,
     "items_per_batch": ("a number over 0", _over_0),
     "epoch_s": ("a list of numbers", list_of(_number)),
@@ -328,7 +328,7 @@ def new_record(*, benchmark: str, row: str, mode: str, device: str, precision: s
 
 # What merge_process computes from all processes; of every other key the first process's value is kept.
 MERGED = {"blocks_ms", "step_ms", "share_of_matmul", "status", "reason", "proof", "clocks", "notes", "environment",
-          "memory_peak_bytes", "items_per_batch", "unit", "warmup", "test_of_seeds"}  # fmt: skip
+          "memory_peak_bytes", "items_per_batch", "unit", "warmup", "test_perplexity_by_seed"}  # fmt: skip
 
 
 def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
@@ -350,8 +350,11 @@ def merge_process(record: dict, part: Mapping[str, Any]) -> dict:
     merged["clocks"] = [*record["clocks"], *(part.get("clocks") or [])]
     if part.get("warmup"):
         merged["warmup"] = [*record.get("warmup", []), *part["warmup"]]
-    if part.get("test_of_seeds"):
-        merged["test_of_seeds"] = {**record.get("test_of_seeds", {}), **part["test_of_seeds"]}
+    if part.get("test_perplexity_by_seed"):
+        merged["test_perplexity_by_seed"] = {
+            **record.get("test_perplexity_by_seed", {}),
+            **part["test_perplexity_by_seed"],
+        }
     merged["notes"] = list(dict.fromkeys([*record["notes"], *(part.get("notes") or [])]))
     known_facts = {key: value for key, value in record["environment"].items() if value is not None}
     merged["environment"] = {**part.get("environment", {}), **known_facts}
@@ -408,7 +411,7 @@ def timed_by_process(record: dict) -> dict:
 
 def without_results(record: dict) -> dict:
     """The record of a row that failed after some of its processes: without their times, which nothing proves any more."""
-    figures = (*RESULTS, "items_per_batch", "latency", "one_step", "joules", "test_of_seeds")
+    figures = (*RESULTS, "items_per_batch", "latency", "one_step", "joules", "test_perplexity_by_seed")
     kept = {key: value for key, value in record.items() if key in RULES or key not in figures}
     return {**kept, "blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
 

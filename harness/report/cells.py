@@ -91,7 +91,7 @@ def _cell(value: Any, name: str, factor: float) -> str:
         numbers = value.values() if isinstance(value, Mapping) else value
         return "(" + ", ".join(NONE if number is None else f"{number:.4f}" for number in numbers) + ")"
     if name == "each":
-        return ", ".join(NONE if number is None else f"{number:.2f}" for number in value.values())
+        return ", ".join(f"{key}: {NONE if number is None else format(number, '.2f')}" for key, number in value.items())
     if name == "median_range":
         if isinstance(value, list):
             value = {"median": statistics.median(value), "min": min(value), "max": max(value)}

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.frameworks import runtimes
 from harness.record import machine, software
 from harness.record.frameworks import FRAMEWORKS
@@ -30,13 +30,13 @@ STAMP = "lstm-bench-checked"
 DAMAGED = ("ModuleNotFoundError", "ImportError")  # of an environment that run_all.sh made: it is not whole any more
 
 
-def check(device: str, frameworks: Sequence[str], say: Callable[[str], None], can_lack: Collection[str] = ()) -> bool:
+def check(device: str, frameworks: Sequence[str], say: Callable[[str], None], optional: Collection[str] = ()) -> bool:
     """Try each framework and say in one line what it found; whether nothing failed.
 
     Args:
         device: "gpu" or "cpu".
         frameworks: of harness.record.frameworks.FRAMEWORKS.
-        can_lack: those of them of which it is said what fails, and no more.
+        optional: those of them of which it is said what fails; the others are tried all the same.
 
     Raises:
         UserError: the first thing that fails.
@@ -55,10 +55,12 @@ def check(device: str, frameworks: Sequence[str], say: Callable[[str], None], ca
             if reason := environments.missing(framework):
                 raise UserError(f"{title}: {reason}")
             say(_try(framework, device))
+        except CrashError:  # such as of a full disk
+            raise
         except UserError as error:
-            if framework not in can_lack:
+            if framework not in optional:
                 raise
-            say(f"{error}; rows of {title} may fail, the others run on")
+            say(f"{error}; rows of {title} fail or are skipped, the others run on")
             good = False
             continue
         if reason := environments.missing(framework, "keras"):
@@ -74,7 +76,8 @@ def frameworks_here(peers: bool = False) -> list[str]:
 def once(device: str, frameworks: Sequence[str], say: Callable[[str], None]) -> None:
     """`check` where it has not yet found the same good in the environments that run_all.sh made.
 
-    Raises UserError where TensorFlow fails; rows of the others fail by themselves, and leave the rest of a run as it is.
+    Raises UserError where TensorFlow fails. Where another one does, that is said, the run goes on, and the next run tries all
+    of them again.
     """
     facts = {
         "gpus": [list(gpu) for gpu in driver.gpus()],
@@ -132,7 +135,8 @@ def _mend(framework: str, python: str, reason: str) -> str:
             (machine.PROJECT / ".venv.incomplete").touch()
         else:
             stamp.unlink()
-    return "; half-installed: run again, which installs it anew"
+    again = "run again, which" if framework == "tensorflow" else "./run_all.sh --peers"
+    return f"; half-installed: {again} installs it anew"
 
 
 # In the child

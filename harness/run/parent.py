@@ -328,14 +328,16 @@ class Parent:
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags
-        paths = {row: [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes] for row in rows}
-        measured = [row for row in rows if any(resume.was_measured(path, resumed) for path in paths[row])]
+        paths = {
+            row: {mode: records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes} for row in rows
+        }
+        measured = [row for row in rows if any(resume.was_measured(path, resumed) for path in paths[row].values())]
         of_reason: dict[str, list[str]] = {}
         for row in measured:
             said = f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
             if resumed:
                 why = resume.why_anew(paths[row], self.benchmark.rows[row].framework, self._today(row))
-                said = f"--resume: measured anew: {why or 'a process of another mode is missing'}"
+                said = f"--resume: measured anew: {why}"
             of_reason.setdefault(said, []).append(row)
         for said, of in of_reason.items():
             print(f"{said}: {', '.join(of)}", file=sys.stderr)

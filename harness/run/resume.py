@@ -12,6 +12,8 @@ from harness.record import frameworks, machine, records, settings
 from harness.record.schema import RecordError
 from harness.run import environments
 
+LONGEST = 60  # characters of a value in a message
+
 
 class Today(NamedTuple):
     """What an earlier record has to be of for its blocks to stand beside today's.
@@ -119,31 +121,51 @@ def difference(record: Mapping, framework: str, today: Today) -> str:
     pairs += [(name, then.get(name), packages.get(name)) for name in sorted({*then, *packages})]
     pairs += [("GPU", environment.get("gpu"), machine.gpu_name() if today.device == "gpu" else None)]
     if not is_todays_code(environment):
-        commit, now = (str(code or "unknown")[:10] for code in (environment.get("commit"), machine.commit()["commit"]))
-        pairs += [("code", commit, now if now != commit else f"{now} with other uncommitted changes")]
+        today_s = machine.commit()
+        commit, now = (str(code or "unknown")[:10] for code in (environment.get("commit"), today_s["commit"]))
+        changes = "with other" if today_s.get("dirty") else "without"
+        pairs += [("code", commit, now if now != commit else f"{now} {changes} uncommitted changes")]
     # What an earlier commit did not note is taken for the same.
     known = {
         name: environment[name] for name in ("cpu", "cores", "driver", "python") if environment.get(name) is not None
     }
     pairs += [(name, value, {**facts, "python": there["python"]}[name]) for name, value in known.items()]
     if environment.get("variables") is not None:
-        both = (frameworks.variables_of([framework], own) for own in (environment["variables"], today.variables))
-        pairs += [("variables of the environment", *both)]
-    pairs += [("data", environment.get("data", {}).get("sha256"), today.sha256)]
+        before, after = (
+            frameworks.variables_of([framework], own) for own in (environment["variables"], today.variables)
+        )
+        pairs += [(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
+    pairs += [("data", (environment.get("data") or {}).get("sha256"), today.sha256)]
     return next((_in_words(*pair) for pair in pairs if pair[1] != pair[2]), "")
 
 
 def _in_words(name: str, then: Any, now: Any) -> str:
     if name == "data":
         return "other data"
-    then, now = ("none" if value is None else f"{value!s:.60}" for value in (then, now))
+    both = ["none" if value is None else " ".join(str(value).split()) for value in (then, now)]
+    differ = next((place for place, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
+    begin = max(0, differ - LONGEST // 3)
+    then, now = (f"{'…' * bool(begin)}{text[begin : begin + LONGEST]}" for text in both)
     return f"{name} {then}, now {now}"
 
 
-def why_anew(paths: Sequence[Path], framework: str, today: Today) -> str:
-    """What `earlier` has against a row's measured records, "" where they are of different numbers of processes."""
-    measured = [record for path in paths if path.exists() and (record := records.read_record(path))["status"] == "ok"]
-    return next(filter(None, (difference(record, framework, today) for record in measured)), "")
+def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
+    """What keeps `earlier` from taking a row's records, of which one at least was measured.
+
+    Args:
+        paths: mode → path of its record.
+    """
+    counts = {}
+    for mode, path in paths.items():
+        if not path.exists():
+            return f"there is no record of {mode}"
+        record = records.read_record(path)
+        if record["status"] != "ok":
+            return f"{mode} {record['status']}"
+        if why := difference(record, framework, today):
+            return why
+        counts[mode] = len(record["blocks_ms"])
+    return f"processes of {', '.join(f'{mode} {count}' for mode, count in counts.items())}"
 
 
 def is_todays_code(environment: Mapping) -> bool:

@@ -374,6 +374,36 @@ class Spy:
         return 3.0
 
 
+@pytest.mark.parametrize(("flags", "seed"), [({"train"}, 3), (set(), 1)])
+def test_each_process_of_a_whole_training_of_ptb_has_its_own_seed_and_is_proven_from_the_same_weights(
+    flags, seed, monkeypatch
+):
+    script, seen = SCRIPTS["ptb"], {}
+    c = SimpleNamespace(**constants("ptb", "--config=small", "--vocabulary=50", "--units=4"), FLAGS=flags)
+    words = np.random.default_rng(1).integers(0, 50, 2003)
+
+    class Measurement:  # of a row's third process
+        process, data, precision = 2, SimpleNamespace(train=words, valid=words, test=words), "fp32"
+        runtime = SimpleNamespace(device_name="cpu", seed=lambda number: seen.update(masks=number))
+
+        def steps(self, *_, **__):
+            pass
+
+        def training(self, model, train, schedule):
+            seen.update(train(lambda function: (0.5, function())))
+
+    def build(weights, *_, **__):
+        seen["proven"] = weights
+        return Spy()
+
+    monkeypatch.setitem(script.IMPLEMENTATIONS, "keras", SimpleNamespace(build=build))
+    script.run_row("keras", c, Measurement())
+    assert seen["masks"] == seed
+    assert list(seen.get("test_perplexity_by_seed", {})) == [str(seed)] * ("train" in flags)
+    same = canonical.large_random(script.shapes(c), 1)
+    assert all(np.array_equal(array, same[name]) for name, array in seen["proven"].items())
+
+
 @pytest.mark.parametrize("config", ["small", "medium", "large"])
 def test_ptb_trains_by_the_published_schedule(config, capsys):
     script = SCRIPTS["ptb"]
@@ -402,7 +432,7 @@ def test_ptb_trains_by_the_published_schedule(config, capsys):
     predicted = np.concatenate([targets[0] for _, targets in test])
     np.testing.assert_array_equal(predicted, text.test[1:])  # batch 1, in order, no tail dropped
     assert result["perplexity"] == {"train": np.exp(2.0), "valid": np.exp(3.0), "test": np.exp(3.0)}
-    assert result["test_of_seeds"] == {"7": np.exp(3.0)}
+    assert result["test_perplexity_by_seed"] == {"7": np.exp(3.0)}
     start = canonical.uniform(script.shapes(c), scale, 7)
     assert all(np.array_equal(array, start[name]) for name, array in spy.weights.items())
     assert result["epoch_s"] == [0.5] * len(spy.rates) and result["batches_per_epoch"] == len(spy.batches)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UserError
+from harness.errors import CrashError, UserError
 from harness.frameworks.tensorflow import cure
 from harness.record import machine, software
 from harness.run import check, driver, environments, processes
@@ -69,7 +69,7 @@ def test_half_installed_environment_is_said_and_installed_anew_by_the_next_run(f
     stamp.parent.mkdir()
     stamp.touch()
     line = fails(answer({"step": "start", "error": "ModuleNotFoundError: No module named 'sympy'"}))
-    assert "No module named 'sympy'; half-installed: run again, which installs it anew" in line
+    assert "No module named 'sympy'; half-installed: ./run_all.sh --peers installs it anew" in line
     assert not stamp.exists()
 
 
@@ -104,10 +104,14 @@ def test_a_peer_that_fails_before_a_run_is_said_and_tried_again_and_the_run_goes
     monkeypatch.setattr(check, "_try", tried)
     every = ["tensorflow", "torch", "jax"]
     check.once("cpu", every, said.append)
-    line = "torch: no such kernel; rows of PyTorch may fail, the others run on"
+    line = "torch: no such kernel; rows of PyTorch fail or are skipped, the others run on"
     assert said == ["tensorflow", "tensorflow", "torch", line, "jax", "jax"]
     with pytest.raises(UserError, match=r"^torch: no such kernel$"):
         check.check("cpu", every, said.append)
+    monkeypatch.setattr(check, "_try", lambda framework, device: raise_crash())
+    with pytest.raises(CrashError, match="no space"):
+        check.once("cpu", every, said.append)
+    monkeypatch.setattr(check, "_try", tried)
     broken.clear()
     said.clear()
     check.once("cpu", every, said.append)
@@ -117,6 +121,10 @@ def test_a_peer_that_fails_before_a_run_is_said_and_tried_again_and_the_run_goes
     (tmp_path / check.STAMP).unlink()
     with pytest.raises(UserError, match="tensorflow"):
         check.once("cpu", every, said.append)
+
+
+def raise_crash():
+    raise CrashError("no space left")
 
 
 def test_hidden_gpu_is_said(monkeypatch):

@@ -102,7 +102,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("train", "cpu", "clocks", [{"process": 2}], "clocks: found a list of processes [2]"),
     *[("train", "cpu", key, value, f"a train record with {key}")
       for key, value in (("fit_s", 3.0), ("epoch_s", [1.0]), ("accuracy", {"a": 0.5}), ("perplexity", {"a": 80.0}),
-                         ("test_of_seeds", {"1": 80.0}))],
+                         ("test_perplexity_by_seed", {"1": 80.0}))],
     ("fit", "cpu", "losses", [1.0], "a training of 2 epochs, 2 blocks and 1 losses"),
     ("fit", "cpu", "epoch_s", ..., "a training of 0 epochs, 2 blocks"),
     ("fit", "cpu", "epoch_s", [0.1], "a training of 1 epochs, 2 blocks"),
@@ -113,8 +113,10 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("fit", "cpu", "accuracy", ..., "a training without accuracy or perplexity"),
     ("fit", "cpu", "accuracy.test", 1.2, "accuracy: found a list of [1.2]"),
     ("fit", "cpu", "perplexity", {"test": 0.9}, "perplexity: found a list of [0.9]"),
-    ("fit", "cpu", "test_of_seeds", {"1": 90.0}, "an object of 1 seeds, the first with 90.0"),
-    ("fit", "cpu", "test_of_seeds", {"1": None, "2": 90.0}, "an object of 2 seeds, the first with None"),
+    ("fit", "cpu", "test_perplexity_by_seed", {"1": 90.0}, "found seeds 1, the first with 90.0, expected seeds 1"),
+    ("fit", "cpu", "test_perplexity_by_seed", {"1": None, "2": 90.0}, "found seeds 1, 2, the first with None"),
+    ("fit", "cpu", "test_perplexity_by_seed", {"2": None}, "found seeds 2, the first with None, expected seeds 1"),
+    ("fit", "cpu", "test_perplexity_by_seed", {"1": 0.9}, "perplexity: found a list of [0.9]"),
     ("fit", "cpu", "one_step", ONE_STEP, "a fit record with one_step"),
     ("request", "cpu", "one_step", ONE_STEP, "a request record with one_step"),
     ("stack", "cpu", "one_step.p99_ms", 10.5, "a p99_ms of 10.5 below a p50_ms of 10.6"),
@@ -139,7 +141,7 @@ EDITED = [  # mode, device, what is edited, to what, what is said of it
     ("train", "cpu", "proof.kernel.syncs", 0, "a kernel with syncs 0"),
     ("train", "cpu", "proof.kernel", ..., "a kernel with launches None"),
 ]  # fmt: skip
-TRAINED = {"perplexity": {"test": 90.0}, "accuracy": {}, "test_of_seeds": {"1": 90.0}}
+TRAINED = {"perplexity": {"test": 90.0}, "accuracy": {}, "test_perplexity_by_seed": {"1": 90.0}}
 FEW = [{"p99_ms": None, "steps": 99}, {"p99_ms": None, "steps": 2}, {"p99_ms": 10.6, "steps": 1}, {"steps": 100}]
 SEEN_BEFORE = [  # by a rule of the schema
     ("train", "cpu", "blocks_ms", [], "without blocks_ms, step_ms or throughput"),

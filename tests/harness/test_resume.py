@@ -4,8 +4,9 @@ import platform
 
 import pytest
 
-from harness.record import intervals, machine, records
+from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
+from harness.run import resume
 
 
 def test_without_resume_rows_are_measured_anew_and_other_rows_kept(stub):
@@ -50,12 +51,41 @@ def test_resume_runs_rows_again_whose_header_changed_and_says_so(stub, capfd):
     assert stub.record("first")["config"]["UNITS"] == 32
 
 
-def test_resume_runs_rows_again_that_ran_on_other_data(stub):
+def test_resume_runs_rows_again_that_ran_on_other_data(stub, capfd):
     assert stub.main("--rows=first") == 0
     stub.starts()
     stub.script.write_text(stub.script.read_text().replace('"file": "00"', '"file": "11"'))
     assert stub.main("--rows=first", "--resume") == 0
     assert stub.rows_started() == ["first 0"]
+    assert "--resume: measured anew: other data: first" in capfd.readouterr().err
+
+
+def test_resume_says_of_each_row_why_it_is_measured_anew(stub, capfd):
+    rows = ["first", "second", "third"]
+    assert stub.main(f"--rows={','.join(rows)}") == 0
+    forward = {row: stub.record(row, "forward") for row in rows}
+    records.path_of(stub.out, forward["first"]).unlink()
+    failed = {**schema.without_results(forward["second"]), "status": "failed", "reason": "why", "proof": None}
+    records.write_record(stub.out, failed)
+    flags = "--xla_same " * 9
+    variables = {**machine.VARIABLES, "XLA_FLAGS": f"{flags}--xla_then", "TF_CPP_VMODULE": "a=1"}
+    records.write_record(
+        stub.out, {**forward["third"], "environment": {**forward["third"]["environment"], "variables": variables}}
+    )
+    capfd.readouterr()
+    assert stub.main(f"--rows={','.join(rows)}", "--resume") == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("--resume: measured anew: ")]
+    assert [line.removeprefix("--resume: measured anew: ") for line in said] == [
+        "there is no record of forward: first",
+        "forward failed: second",
+        "TF_CPP_VMODULE a=1, now none: third",
+    ]
+
+
+def test_values_that_differ_late_are_shown_where_they_differ():
+    long = "--xla_same " * 9
+    then, now = resume._in_words("XLA_FLAGS", f"{long}--then", f"{long}--now\nor").split(", now ")
+    assert then.startswith("XLA_FLAGS …") and then.endswith(" --then") and now.endswith(" --now or") and len(now) < 40
 
 
 def test_resume_puts_no_embedded_data_in_the_place_of_the_real_set(stub, capfd):
@@ -132,13 +162,15 @@ def test_resume_runs_rows_again_that_ran_with_other_software(stub, capfd):
     change(stub, **here, driver=None)
     assert stub.main("--processes=2", "--rows=first", "--resume") == 0
     assert stub.rows_started() == ["first 1"], "on this very machine its processes count"
-    for key, value in (("driver", "580"), ("python", "3.10.0"), ("variables", {"XLA_FLAGS": "--xla"})):
+    for key, value in (
+        ("driver", "580"),
+        ("python", "3.10.0"),
+        ("variables", {**machine.VARIABLES, "XLA_FLAGS": "--xla"}),
+    ):
         change(stub, **{key: value})
         assert stub.main("--processes=2", "--rows=first", "--resume") == 0
         assert stub.rows_started() == ["first 0", "first 1"], key
-        said = {"variables": "variables of the environment {'XLA_FLAGS': '--xla'}, now "}.get(
-            key, f"{key} {value}, now "
-        )
+        said = "XLA_FLAGS --xla, now none" if key == "variables" else f"{key} {value}, now "
         assert f"--resume: measured anew: {said}" in capfd.readouterr().err
         assert key not in stub.record("first")["environment"]
 
@@ -150,7 +182,7 @@ DIFFS = (  # in the record, now, and whether the row runs again
 )  # fmt: skip
 
 
-def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch):
+def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch, capfd):
     assert stub.main("--rows=first") == 0
     measured = {mode: stub.record("first", mode) for mode in ("forward", "train")}
     for then, now, runs_again in DIFFS:
@@ -158,8 +190,10 @@ def test_resume_runs_rows_again_whose_uncommitted_code_changed(stub, monkeypatch
             records.write_record(stub.out, record)
         change(stub, **then)
         monkeypatch.setattr(machine, "diff", lambda now=now: now)
+        capfd.readouterr()
         assert stub.main("--rows=first", "--resume") == 0
         assert stub.rows_started() == ["first 0"] * runs_again, (then, now)
+        assert ("--resume: measured anew: code " in capfd.readouterr().err) == runs_again
 
 
 def test_resume_trusts_no_record_of_an_earlier_commit_where_changes_are_uncommitted_now(stub, monkeypatch):

@@ -350,7 +350,7 @@ def test_a_share_that_was_measured_at_no_step_stays_as_it_is():
 def test_a_failed_row_keeps_what_it_is_and_loses_its_results_in_place():
     record = make(blocks_ms=BLOCKS, step_ms=STEP, share_of_matmul=0.5, throughput={"value": 3.0, "unit": "words/s"})
     record |= {"fit_s": 3.0, "spent_s": 4.0, "accuracy": {"acc": 0.9}, "perplexity": {"test": 80.0}, "epoch_s": [1.0]}
-    record |= {"test_of_seeds": {"1": 80.0}}
+    record |= {"test_perplexity_by_seed": {"1": 80.0}}
     bare = schema.without_results(record)
     lost = {"blocks_ms": [], "step_ms": None, "throughput": None, "share_of_matmul": None}
     fresh = {key: value for key, value in make().items() if key != "items_per_batch"}
@@ -369,9 +369,11 @@ def test_merging_keeps_the_warm_up_of_every_process():
 def test_merging_keeps_the_test_perplexity_of_every_seed():
     record = fresh()
     for seed, test in ((1, 80.0), (2, 81.0)):
-        record = schema.merge_process(record, part([10.0], perplexity={"test": test}, test_of_seeds={str(seed): test}))
-    assert (record["perplexity"], record["test_of_seeds"]) == ({"test": 80.0}, {"1": 80.0, "2": 81.0})
-    assert "test_of_seeds" not in schema.merge_process(fresh(), part([10.0]))
+        record = schema.merge_process(
+            record, part([10.0], perplexity={"test": test}, test_perplexity_by_seed={str(seed): test})
+        )
+    assert (record["perplexity"], record["test_perplexity_by_seed"]) == ({"test": 80.0}, {"1": 80.0, "2": 81.0})
+    assert "test_perplexity_by_seed" not in schema.merge_process(fresh(), part([10.0]))
 
 
 def test_times_of_an_earlier_commit_are_computed_anew_from_its_blocks():
