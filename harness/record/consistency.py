@@ -207,7 +207,7 @@ def _training(record: Mapping) -> Iterator[Contradiction]:
     first, test = record["config"].get("SEED", 1), (record.get("perplexity") or {}).get("test")
     seeds = [str(first + process) for process in range(len(record["blocks_ms"]))]
     if of_seeds and ([*of_seeds] != seeds or of_seeds[seeds[0]] != test):
-        found = f"seeds {', '.join(of_seeds)}, the first with {next(iter(of_seeds.values()))}"
+        found = f"a training of seeds {', '.join(of_seeds)}, the first with {next(iter(of_seeds.values()))}"
         yield "test_perplexity_by_seed", found, f"seeds {', '.join(seeds)}, the first with {test}"
 
 

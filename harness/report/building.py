@@ -293,7 +293,7 @@ def foot(
     lines += [how_measured(timed, spec)] if timed else []
     if trained := [record for record in present if record["status"] == "ok" and "fit_s" in record]:
         once = all(len(record["blocks_ms"]) == 1 for record in trained)
-        of_first = "Training time and accuracy are those of a row's first process."
+        of_first = "Training time, seconds per epoch, accuracy and perplexity are those of a row's first process."
         lines.append("Each training ran once: its time has no range." if once else of_first)
     lines += warnings.lines(present, brief)
     if brief:
@@ -307,8 +307,17 @@ def foot(
     if shared:
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
     measured = {record["row"] for record in group}
-    if absent := [row for row in layout["rows"] if row not in measured]:
-        lines.append(f"Not among the rows of this run: {listed(absent, at_most=len(absent))}.")
+    absent = [row for row in layout["rows"] if row not in measured]
+    asked_for = {row.strip() for record in group for row in str(record["config"].get("ROWS")).split(",")}
+    for rows, what in (
+        (
+            [row for row in absent if row in asked_for],
+            "**Asked for, without a record here** (`--resume` measures them)",
+        ),
+        ([row for row in absent if row not in asked_for], "Not among the rows of this run"),
+    ):
+        if rows:
+            lines.append(f"{what}: {listed(rows, at_most=len(rows))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])
 
 

@@ -170,7 +170,7 @@ def test_resume_runs_rows_again_that_ran_with_other_software(stub, capfd):
         change(stub, **{key: value})
         assert stub.main("--processes=2", "--rows=first", "--resume") == 0
         assert stub.rows_started() == ["first 0", "first 1"], key
-        said = "XLA_FLAGS --xla, now none" if key == "variables" else f"{key} {value}, now "
+        said = "XLA_FLAGS --xla, now " if key == "variables" else f"{key} {value}, now "
         assert f"--resume: measured anew: {said}" in capfd.readouterr().err
         assert key not in stub.record("first")["environment"]
 
