@@ -78,6 +78,7 @@ def _config(value: Any) -> bool:
         and is_name(value.get("CONFIG"))
         and isinstance(value.get("CONFIGS") or {}, dict)
         and _count(value.get("REPLICAS", 1))
+        and isinstance(value.get("SEED", 1), int)
     )
 
 
@@ -228,7 +229,7 @@ RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
     "precision": (*one_of(*PRECISIONS), ...),
     "status": (*one_of(*STATUSES), "ok"),
     "reason": ("one line of text", lambda value: isinstance(value, str) and "\n" not in value, ""),
-    "config": ("an object whose CONFIG is a name, CONFIGS an object and REPLICAS, if there, a count", _config, ...),
+    "config": ("an object whose CONFIG is a name, CONFIGS an object, REPLICAS a count and SEED whole", _config, ...),
     "blocks_ms": ("a list of lists of ms", list_of(list_of(lambda ms: _number(ms) and ms > 0)), []),
     "step_ms": ("null or {median, min, max, processes, interval} in ms, min <= median <= max", or_null(_step), None),
     "first_call_s": (*_NUMBER_OR_NULL, None),

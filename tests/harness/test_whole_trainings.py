@@ -404,7 +404,7 @@ def trained(made, name: str, plant=None, train=PTB.train, **of_config) -> dict:
     with pytest.MonkeyPatch.context() as patched:
         if plant:
             plant(patched, trial)
-        run = lambda timed: train(config, trial, TEXT, timed)  # noqa: E731
+        run = lambda timed: train(config, trial, TEXT, C.SEED, timed)  # noqa: E731
         return row_process.training(trial, run, PTB.schedule_of(C, TEXT))["fit"]
 
 
@@ -415,12 +415,12 @@ def test_honest_training_is_ok_and_leaves_the_model_as_it_was(made, name):
     assert not {"train", "train_epoch"} & vars(made.language(name)).keys()
 
 
-def best_of_all(c, model, text, timed):
-    result = PTB.train(c, model, text, timed)
+def best_of_all(c, model, text, seed, timed):
+    result = PTB.train(c, model, text, seed, timed)
     return result | {"perplexity": result["perplexity"] | {"train": float(np.exp(max(result["losses"])))}}
 
 
-def of_the_epoch_before(c, model, text, timed):
+def of_the_epoch_before(c, model, text, seed, timed):
     """Validation and test of the weights before the last epoch."""
     evaluate, epoch_of, kept = model.evaluate, model.train_epoch, []
 
@@ -437,7 +437,7 @@ def of_the_epoch_before(c, model, text, timed):
 
     model.train_epoch, model.evaluate = train_epoch, evaluated
     try:
-        return PTB.train(c, model, text, timed)
+        return PTB.train(c, model, text, seed, timed)
     finally:
         model.train_epoch = epoch_of
         del model.evaluate
