@@ -129,8 +129,7 @@ def run_row(row, c, measurement):
     """Build the row's model from the canonical weights, prove it, and time its steps or run the whole schedule."""
     if "train" in c.FLAGS and c.RANDOM_WORDS:
         raise UserError(f"--train --config={c.CONFIG}: nothing can be learned from random words; name another config")
-    # Each whole training of a row has its own.
-    seed = c.SEED + measurement.process if "train" in c.FLAGS else c.SEED
+    seed = c.SEED + measurement.process if "train" in c.FLAGS else c.SEED  # each whole training of a row has its own
     measurement.runtime.seed(seed)  # of the dropout masks, where the framework draws them
     given = start(c, measurement.data)
     model = IMPLEMENTATIONS[row].build(

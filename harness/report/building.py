@@ -309,15 +309,11 @@ def foot(
     measured = {record["row"] for record in group}
     absent = [row for row in layout["rows"] if row not in measured]
     asked_for = {row.strip() for record in group for row in str(record["config"].get("ROWS")).split(",")}
-    for rows, what in (
-        (
-            [row for row in absent if row in asked_for],
-            "**Asked for, without a record here** (`--resume` measures them)",
-        ),
-        ([row for row in absent if row not in asked_for], "Not among the rows of this run"),
-    ):
-        if rows:
-            lines.append(f"{what}: {listed(rows, at_most=len(rows))}.")
+    if waiting := [row for row in absent if row in asked_for]:
+        what = "**Asked for, without a record here** (`--resume` measures them)"
+        lines.append(f"{what}: {listed(waiting, at_most=len(waiting))}.")
+    if others := [row for row in absent if row not in asked_for]:
+        lines.append(f"Not among the rows of this run: {listed(others, at_most=len(others))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])
 
 

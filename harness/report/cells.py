@@ -12,6 +12,7 @@ from harness.record import intervals
 NONE = "-"
 INCONCLUSIVE = "inconclusive"  # after a ratio whose interval includes 1
 NOT_JUDGED = "not judged"  # after a ratio of which the slower time is an upper bound: other processes ran beside it
+FORMATS = ("str", "median_range", "pair", "each", "bytes", "percent")  # besides speedup:<row> and Python's own
 OF_STEPS = ("throughput.value", "step_ms", "step_ms.median")
 SPECIAL = re.compile(r"[\\|<`*]|(?<=_)_|_(?=_)")
 
@@ -57,14 +58,11 @@ def split_format(form: str) -> tuple[str, float]:
     name, _, factor = form.partition("*")
     try:
         multiplier = float(factor) if factor else 1.0
-        if name not in ("str", "median_range", "pair", "each", "bytes", "percent") and not re.fullmatch(
-            "speedup:.+", name
-        ):
+        if name not in FORMATS and not re.fullmatch("speedup:.+", name):
             format(1 if name.endswith("d") else 1.0, name)
     except ValueError:
         raise UserError(
-            f"column format {form!r:.60}: expected str, median_range, pair, each, bytes, percent, speedup:<row> or "
-            "Python's, such as .1f"
+            f"column format {form!r:.60}: expected {', '.join(FORMATS)}, speedup:<row> or Python's, such as .1f"
         ) from None
     return name, multiplier
 

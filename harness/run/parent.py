@@ -328,15 +328,14 @@ class Parent:
 
     def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
         resumed = "resume" in self.flags
-        paths = {
-            row: {mode: records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes} for row in rows
-        }
-        measured = [row for row in rows if any(resume.was_measured(path, resumed) for path in paths[row].values())]
+        measured = [
+            row for row in rows if any(resume.was_measured(path, resumed) for path in self._paths(row).values())
+        ]
         of_reason: dict[str, list[str]] = {}
         for row in measured:
             said = f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
             if resumed:
-                why = resume.why_anew(paths[row], self.benchmark.rows[row].framework, self._today(row))
+                why = resume.why_anew(self._paths(row), self.benchmark.rows[row].framework, self._today(row))
                 said = f"--resume: measured anew: {why}"
             of_reason.setdefault(said, []).append(row)
         for said, of in of_reason.items():
@@ -365,8 +364,11 @@ class Parent:
         """With --resume: this row's records of an earlier run that today's processes may be added to; else []."""
         if "resume" not in self.flags:
             return []
-        paths = [records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes]
-        return resume.earlier(paths, self.benchmark.rows[row].framework, self._today(row))
+        return resume.earlier(self._paths(row), self.benchmark.rows[row].framework, self._today(row))
+
+    def _paths(self, row: str) -> dict[str, Path]:
+        """Of the row's records, by mode."""
+        return {mode: records.path_of(self.out, self._new_record(row, mode)) for mode in self.modes}
 
     def _today(self, row: str) -> resume.Today:
         variables = {**machine.VARIABLES, **self._added(row)}

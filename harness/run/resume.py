@@ -86,25 +86,36 @@ def other_machine(record: Mapping, device: str) -> str:
     return ""
 
 
-def earlier(paths: Sequence[Path], framework: str, today: Today) -> list[dict]:
-    """A row's earlier records, all "ok", of the same constants, data, code and machine; else [].
+def earlier(paths: Mapping[str, Path], framework: str, today: Today) -> list[dict]:
+    """A row's earlier records, where today's processes may be added to them; else []. Arguments and errors: `why_anew`."""
+    return [] if why_anew(paths, framework, today) else [records.read_record(path) for path in paths.values()]
 
-    Else, too, where they are of different numbers of processes: one was killed while it wrote the row's records.
+
+def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
+    """Why a row's earlier records cannot go on today, "" where they can.
+
+    All have to be "ok", of the same constants, data, code and machine, and of one number of processes: of others where one was
+    killed while it wrote them.
 
     Args:
-        paths: of the row's records, one per mode.
+        paths: mode → path of its record.
         framework: the row's, of harness.record.frameworks.FRAMEWORKS.
 
     Raises:
         RecordError: a file that is no good record.
     """
-    found = []
-    for path in paths:
-        record = records.read_record(path) if path.exists() else None
-        if not record or record["status"] != "ok" or difference(record, framework, today):
-            return []
-        found.append(record)
-    return found if len({len(record["blocks_ms"]) for record in found}) == 1 else []
+    counts = {}
+    for mode, path in paths.items():
+        if not path.exists():
+            return f"there is no record of {mode}"
+        record = records.read_record(path)
+        if record["status"] != "ok":
+            return f"{mode} {record['status']}"
+        if why := difference(record, framework, today):
+            return why
+        counts[mode] = len(record["blocks_ms"])
+    differ = len(set(counts.values())) > 1
+    return f"processes of {', '.join(f'{mode} {count}' for mode, count in counts.items())}" if differ else ""
 
 
 def difference(record: Mapping, framework: str, today: Today) -> str:
@@ -121,9 +132,9 @@ def difference(record: Mapping, framework: str, today: Today) -> str:
     pairs += [(name, then.get(name), packages.get(name)) for name in sorted({*then, *packages})]
     pairs += [("GPU", environment.get("gpu"), machine.gpu_name() if today.device == "gpu" else None)]
     if not is_todays_code(environment):
-        today_s = machine.commit()
-        commit, now = (str(code or "unknown")[:10] for code in (environment.get("commit"), today_s["commit"]))
-        changes = "with other" if today_s.get("dirty") else "without"
+        code = machine.commit()
+        commit, now = (str(of or "unknown")[:10] for of in (environment.get("commit"), code["commit"]))
+        changes = "with other" if code.get("dirty") else "without"
         pairs += [("code", commit, now if now != commit else f"{now} {changes} uncommitted changes")]
     # What an earlier commit did not note is taken for the same.
     known = {
@@ -147,25 +158,6 @@ def _in_words(name: str, then: Any, now: Any) -> str:
     begin = max(0, differ - LONGEST // 3)
     then, now = (f"{'…' * bool(begin)}{text[begin : begin + LONGEST]}" for text in both)
     return f"{name} {then}, now {now}"
-
-
-def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
-    """What keeps `earlier` from taking a row's records, of which one at least was measured.
-
-    Args:
-        paths: mode → path of its record.
-    """
-    counts = {}
-    for mode, path in paths.items():
-        if not path.exists():
-            return f"there is no record of {mode}"
-        record = records.read_record(path)
-        if record["status"] != "ok":
-            return f"{mode} {record['status']}"
-        if why := difference(record, framework, today):
-            return why
-        counts[mode] = len(record["blocks_ms"])
-    return f"processes of {', '.join(f'{mode} {count}' for mode, count in counts.items())}"
 
 
 def is_todays_code(environment: Mapping) -> bool:
