@@ -15,7 +15,8 @@ that row's figure against this one's, the larger the faster; "speedup:fastest pe
 throughput that is not one of `ours`. "median_range" shows step_ms with its interval, or of one process with its range,
 and the number of processes; "each" shows every number of an object, by its name. A list is shown by its median.
 "*<factor>" after any format multiplies first: ["wall time (s)", "step_ms.median", ".4f*0.001"].
-Columns of published figures, of Joules and of single steps go where no row has any, and speedups against a row that the table does not have.
+Columns of published figures, of Joules and of single steps go where no row has any, and speedups against a row that the
+table does not have.
 An extra row is {"row", "description", "published", "reason", "table": index} and may name a "config" and a "device".
 A footnote is a string, or {"text"} with any of "row", "mode", "device", "config" that it is about and "column", a
 heading.
