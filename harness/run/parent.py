@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +277,7 @@ class Parent:
         wanted = [row for row in self.rows if not self._settled(row)]
         self._say_if_nothing_is_left(wanted)
         earlier = {row: self._earlier(row) for row in wanted}
-        self._say_what_is_replaced([row for row in wanted if not earlier[row]])
+        self._say_what_is_replaced((self, row) for row in wanted if not earlier[row])
         done = {row: min((len(record["blocks_ms"]) for record in earlier[row]), default=0) for row in wanted}
         spent = {row: max((record.get("spent_s", 0.0) for record in earlier[row]), default=0.0) for row in wanted}
         return done, spent
@@ -326,20 +326,24 @@ class Parent:
             loads[found[row]] += firsts[row].alone or firsts[row].shared
         return found
 
-    def _say_what_is_replaced(self, rows: Sequence[str]) -> None:
+    def _replaced(self, row: str) -> str:
+        """What becomes of a row's measured records when it is measured anew; "" where it has none."""
         resumed = "resume" in self.flags
-        measured = [
-            row for row in rows if any(resume.was_measured(path, resumed) for path in self._paths(row).values())
-        ]
-        of_reason: dict[str, list[str]] = {}
-        for row in measured:
-            said = f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
-            if resumed:
-                why = resume.why_anew(self._paths(row), self.benchmark.rows[row].framework, self._today(row))
-                said = f"--resume: measured anew: {why}"
-            of_reason.setdefault(said, []).append(row)
-        for said, of in of_reason.items():
-            print(f"{said}: {', '.join(of)}", file=sys.stderr)
+        if not any(resume.was_measured(path, resumed) for path in self._paths(row).values()):
+            return ""
+        if not resumed:
+            return f"{self.out} has records of these rows, which are replaced (--out=DIR keeps both)"
+        why = resume.why_anew(self._paths(row), self.benchmark.rows[row].framework, self._today(row))
+        return f"--resume: measured anew: {why}"
+
+    def _say_what_is_replaced(self, rows: Iterable[tuple["Parent", str]]) -> None:
+        """One line for each thing that becomes of rows' records; rows: as they are at a point."""
+        said: dict[str, dict[str, None]] = {}
+        for at, row in rows:
+            if of := at._replaced(row):
+                said.setdefault(of, {})[row] = None
+        for of, names in said.items():
+            print(f"{of}: {', '.join(names)}", file=sys.stderr)
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""

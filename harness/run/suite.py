@@ -354,7 +354,7 @@ def _how_long(parts: Sequence[progress.Part], factor: float, found: Options, pre
     if not expected.known:
         return f"{text}; for how long, the progress says after the first of them"
     seconds = factor * sum(part.preparation_s + part.rows_s for part in parts)
-    known = {"ROWS", "PRECISION", "SEED"}
+    known = {"ROWS", "PRECISION", "SEED", "PROCESSES"}
     if not any(expected.takes_another(ran["script"]) for _, ran in planned):
         known.add("CONFIG")
     own = [name for name in found.values if name not in known]

@@ -178,6 +178,8 @@ def test_suite_says_at_its_start_how_long_it_will_take(scripts, capsys, monkeypa
     rows_s = (1 + estimate.LATER) * (sum(expected.first("synthetic", "keras", "tensorflow")) + estimate.UNKNOWN_S)
     seconds = 1.5 * (expected.preparation_s("synthetic") + rows_s)
     assert f"4 processes in 1 run, about {estimate.minutes(seconds)}\n" in capsys.readouterr().out
+    assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--processes=3") == 0
+    assert "6 processes in 1 run, about" in (line := capsys.readouterr().out) and "without your" not in line
     assert run(scripts, "--quick", "--device=cpu", "--only=synthetic", "--epochs=9") == 0
     assert "about" in (line := capsys.readouterr().out) and "without your --epochs" in line
     for config, known in (("small", True), ("large", False)):

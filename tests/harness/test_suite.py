@@ -25,6 +25,7 @@ CONFIG = "{config}"
 CONFIGS = {configs}
 UNITS = None  # per layer
 EPOCHS = 1
+PROCESSES = 2
 {runs}
 {more}
 ROWS = "all"
@@ -45,7 +46,8 @@ if "--plan" in sys.argv:
     no_bf16 = (here.stem in ("mnist", "scaling") or "--train" in sys.argv) and "--precision=bf16" in sys.argv
     left_out = f"--precision=bf16: no row of {here.stem} has it" if no_bf16 else ""
     config = next((a for a in reversed(sys.argv) if a.startswith("--config=")), "--config=own")
-    plan = {"script": f"{here.stem} {config}", "rows": rows, "processes": 2, "points": 1, "budget_s": 1000.0}
+    processes = next((int(a.split("=")[1]) for a in reversed(sys.argv) if a.startswith("--processes=")), 2)
+    plan = {"script": f"{here.stem} {config}", "rows": rows, "processes": processes, "points": 1, "budget_s": 1000.0}
     plan |= {"at_once": 1, "gpus": 1, "left_out": left_out}
     plan["alone"] = "keras" if here.with_suffix(".alone").exists() else ""
     if plan["alone"]:
