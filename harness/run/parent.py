@@ -473,7 +473,11 @@ class Parent:
         merged = []
         for mode in self.modes:
             path = records.path_of(self.out, self._new_record(row, mode))
-            record = records.read_record(path) if process else self._new_record(row, mode)
+            record = self._new_record(row, mode)
+            if process:
+                earlier = records.read_record(path)
+                most = max(of["config"]["PROCESSES"] for of in (record, earlier))  # --resume may be asked for more
+                record = {**earlier, "config": {**earlier["config"], "PROCESSES": most}}
             part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason or NO_REASON}
             if part.get("status") == "failed":
                 part["reason"] = f"{part['reason']}; see {outcome.log}"

@@ -51,6 +51,16 @@ def test_resume_runs_rows_again_whose_header_changed_and_says_so(stub, capfd):
     assert stub.record("first")["config"]["UNITS"] == 32
 
 
+def test_resume_adds_processes_that_are_asked_for_and_takes_none_away(stub, capfd):
+    assert stub.main("--rows=first", "--processes=2") == 0
+    stub.starts()
+    for processes, started in ((3, ["first 2"]), (2, [])):
+        assert stub.main("--rows=first", f"--processes={processes}", "--resume") == 0
+        assert stub.rows_started() == started and "measured anew" not in capfd.readouterr().err
+    record = stub.record("first")
+    assert len(record["blocks_ms"]) == 3 == record["config"]["PROCESSES"]
+
+
 def test_resume_runs_rows_again_that_ran_on_other_data(stub, capfd):
     assert stub.main("--rows=first") == 0
     stub.starts()
