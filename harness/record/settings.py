@@ -52,6 +52,10 @@ EXCEPTIONS: dict[str, tuple[Changes, str]] = {
 }
 
 
+# They say how many processes a row gets, and change nothing in one: --resume goes on where they are others.
+HOW_MANY = ("PROCESSES", "ROW_LIMIT_S", "ROW_BUDGET_S")
+
+
 def changed_by(name: str) -> Changes:
     """What a constant changes; BLOCKS_1 what BLOCKS does."""
     entry = EXCEPTIONS.get(name) or EXCEPTIONS.get(re.sub(r"_\d+$", "", name))

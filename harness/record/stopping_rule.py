@@ -1,5 +1,6 @@
 """How many processes a row gets: PROCESSES, or with --repeat-until as many as its interval takes; while its time lasts."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from harness.record import intervals
@@ -37,7 +38,9 @@ class StoppingRule:
 
     def ended(self, records: Sequence[Mapping]) -> bool:
         """Whether an earlier run has brought the row to its end."""
-        return self.enough(records) or any(self.note in record["notes"] for record in records)
+        return self.enough(records) or any(
+            self.note in record["notes"] and record.get("spent_s", math.inf) > self.limit_s for record in records
+        )
 
     def noted(self, record: Mapping, time_is_up: bool) -> dict:
         """The record with the note that its time was up, or without the one of an earlier process.

@@ -93,10 +93,13 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
 
 def noted(found: Options) -> list[str]:
     """The options that a run's run.json notes, from which --resume goes on; each once, as it was written last."""
-    chosen = {option.partition("=")[0]: option for option in found.written}
-    if "--data" in chosen:
-        chosen["--data"] = f"--data={data_of(found)}"
-    return [option for name, option in chosen.items() if name not in NOT_NOTED]
+    written = [f"--data={data_of(found)}" if option.startswith("--data=") else option for option in found.written]
+    return [option for option in last_of_each(written) if option.partition("=")[0] not in NOT_NOTED]
+
+
+def last_of_each(options: Sequence[str]) -> list[str]:
+    """Options, of each name the last."""
+    return list({option.partition("=")[0]: option for option in options}.values())
 
 
 def data_of(found: Options) -> str | Path:

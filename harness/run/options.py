@@ -27,7 +27,7 @@ FLAGS = {
     "list": "print the names of the rows",
     "quick": "the quick preset: real numbers in minutes",
     "full": "the full preset: the published protocol",
-    "resume": "keep the finished rows of an earlier run: of the one in --out, or of today's latest",
+    "resume": "keep the finished rows of the run in --out, or else of today's latest, and add what is missing",
 }
 SETTINGS = {
     "out": (Limit(str, example="results/mine"), "folder for the records and tables"),

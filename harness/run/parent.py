@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.data.location import locate
 from harness.errors import CrashError, UserError, require
-from harness.record import machine, records, schema, software
+from harness.record import machine, records, schema, settings, software
 from harness.record.stopping_rule import StoppingRule
 from harness.run import bf16, environments, estimate, folders, options, processes, references, resume, sizes
 from harness.run.script import Benchmark, Row
@@ -270,7 +270,8 @@ class Parent:
 
     def _say_if_nothing_is_left(self, wanted: Sequence[object]) -> None:
         if not wanted and "resume" in self.flags:
-            print(f"{self.benchmark.name} {self.constants['CONFIG']}: nothing is left to measure", file=sys.stderr)
+            what = "nothing is left to measure; a row whose time was up goes on with a larger --row-budget-s"
+            print(f"{self.benchmark.name} {self.constants['CONFIG']}: {what}", file=sys.stderr)
 
     def _due(self) -> tuple[dict[str, int], dict[str, float]]:
         """({row that is to be measured: its processes of an earlier run}, {row: the seconds that these took})"""
@@ -326,8 +327,8 @@ class Parent:
             loads[found[row]] += firsts[row].alone or firsts[row].shared
         return found
 
-    def _replaced(self, row: str) -> str:
-        """What becomes of a row's measured records when it is measured anew; "" where it has none."""
+    def _replaced_because(self, row: str) -> str:
+        """What to say of a row that is measured anew though it has measured records; "" where it has none."""
         resumed = "resume" in self.flags
         if not any(resume.was_measured(path, resumed) for path in self._paths(row).values()):
             return ""
@@ -337,13 +338,13 @@ class Parent:
         return f"--resume: measured anew: {why}"
 
     def _say_what_is_replaced(self, rows: Iterable[tuple["Parent", str]]) -> None:
-        """One line for each thing that becomes of rows' records; rows: as they are at a point."""
-        said: dict[str, dict[str, None]] = {}
-        for at, row in rows:
-            if of := at._replaced(row):
-                said.setdefault(of, {})[row] = None
-        for of, names in said.items():
-            print(f"{of}: {', '.join(names)}", file=sys.stderr)
+        """One line for each reason, with the rows that have it; rows: (the parent at a point, row)."""
+        rows_of: dict[str, dict[str, None]] = {}
+        for parent, row in rows:
+            if reason := parent._replaced_because(row):
+                rows_of.setdefault(reason, {})[row] = None
+        for reason, names in rows_of.items():
+            print(f"{reason}: {', '.join(names)}", file=sys.stderr)
 
     def _settled(self, row: str) -> bool:
         """Write the record of a row that cannot run here; or find that an earlier run has finished it (--resume)."""
@@ -419,11 +420,8 @@ class Parent:
         return self._data_found
 
     def reference_child(self, path: Path) -> dict[str, Any]:
-        """The arguments of processes.Child for computing the reference; beside rows that start it has half of the processors."""
-        child = self._child("reference", data=self._data(), path=str(path))
-        if self.at_once > 1:
-            child["env"] |= {"OPENBLAS_NUM_THREADS": str(max(1, machine.physical_cores() // 2))}
-        return child
+        """The arguments of processes.Child for computing the reference."""
+        return self._child("reference", data=self._data(), path=str(path))
 
     def reference_path(self) -> Path:
         """Of these constants and this data."""
@@ -448,10 +446,9 @@ class Parent:
         """The arguments of processes.Child for a task."""
         # NVML counts GPUs by their place on the bus; so does CUDA, then.
         variables = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        # Those that prove side by side share the processors: with more threads than these they wait for each other.
+        # Side by side OpenBLAS' own threads wait for each other: one, and those of models/reference/products.py.
         if self.at_once > 1 and (name := "OPENBLAS_NUM_THREADS") not in os.environ:
-            sharing = processes.AT_THE_DEVICE * max(1, len(self.gpus))
-            variables |= {name: str(max(1, machine.physical_cores() // sharing)), machine.OWN: name}
+            variables |= {name: "1", machine.OWN: name}
         return {
             "script": Path(self.benchmark.script),
             "job": {"task": task, "constants": self.constants, "device": self.device,
@@ -475,9 +472,9 @@ class Parent:
             path = records.path_of(self.out, self._new_record(row, mode))
             record = self._new_record(row, mode)
             if process:
-                earlier = records.read_record(path)
-                most = max(of["config"]["PROCESSES"] for of in (record, earlier))  # --resume may be asked for more
-                record = {**earlier, "config": {**earlier["config"], "PROCESSES": most}}
+                earlier = records.read_record(path)  # of a run that may have been asked for another number of them
+                todays = {name: record["config"][name] for name in settings.HOW_MANY if name in record["config"]}
+                record = {**earlier, "config": {**earlier["config"], **todays}}
             part = (outcome.result or {}).get(mode) or {"status": "failed", "reason": outcome.reason or NO_REASON}
             if part.get("status") == "failed":
                 part["reason"] = f"{part['reason']}; see {outcome.log}"

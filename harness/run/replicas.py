@@ -126,6 +126,7 @@ class Parent(sweep.Sweep):
         self._data()  # before it is copied: each point would ask anew
         wanted = [(row, point) for row in self.rows for point in self._wanted(row)]
         self._say_if_nothing_is_left(wanted)
+        self._say_what_is_replaced((point.parent, row) for row, point in wanted if not point.done)
         rows = dict.fromkeys(row for row, _ in wanted)
         expected = {point.name: point.parent._expected(rows) for _, point in wanted}
         first = {(row, point.name): expected[point.name][0][row] for row, point in wanted}

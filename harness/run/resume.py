@@ -94,8 +94,7 @@ def earlier(paths: Mapping[str, Path], framework: str, today: Today) -> list[dic
 def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
     """Why a row's earlier records cannot go on today, "" where they can.
 
-    All have to be "ok", of the same constants, data, code and machine, and of one number of processes: of others where one was
-    killed while it wrote them.
+    All have to be "ok", without a `difference`, and of one number of processes: of others where one was killed as it wrote them.
 
     Args:
         paths: mode → path of its record.
@@ -121,15 +120,19 @@ def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
 def difference(record: Mapping, framework: str, today: Today) -> str:
     """The first thing for which its blocks may not stand beside today's in one row, then and now; "" where they may.
 
-    The same settings, packages, code, machine, variables of the environment and data are needed; PROCESSES may be others, since
-    they are added one by one.
+    The same settings, but for how many processes a row gets, packages, code, machine, variables of the environment and data are
+    needed.
     """
     environment, there, facts = record["environment"], environments.about(framework), machine.facts(today.device)
     config = json.loads(json.dumps(today.constants))
     # Of the packages those of its own framework: a row that was measured before the peers were installed is as good.
     then = frameworks.packages_of(framework, environment.get("packages") or {})
     packages = frameworks.packages_of(framework, there["packages"])
-    pairs = [(name, record["config"].get(name), config[name]) for name in settings.of(config) if name != "PROCESSES"]
+    pairs = [
+        (name, record["config"].get(name), config[name])
+        for name in settings.of(config)
+        if name not in settings.HOW_MANY
+    ]
     pairs += [(name, then.get(name), packages.get(name)) for name in sorted({*then, *packages})]
     pairs += [("GPU", environment.get("gpu"), machine.gpu_name() if today.device == "gpu" else None)]
     if not is_todays_code(environment):

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
-from harness.record import machine, records
+from harness.record import machine, records, settings
 from harness.run import bf16, driver, environments, estimate, folders, jobs, options, processes, progress
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
@@ -202,10 +202,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         what_to_do = "leave --no-install out, or install requirements-cpu.txt or requirements-cuda.txt"
         raise UserError(f"{sys.executable}: the module {missing[0]} is not installed; {what_to_do}")
-    resume = "resume" in found.flags
+    resume, now = "resume" in found.flags, jobs.noted(found)
     out = _out(found)
     if resume and (begun := _as_begun(found, headers, out)):
-        own = " and as said now" if jobs.noted(found) else ""
+        own = " and as said now" if now else ""
         found, chosen = begun
         say(f"--resume: as begun{own}, with {shlex.join(jobs.noted(found))}")
     gpu = _asked_for_gpu(found)
@@ -255,8 +255,10 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     with records.open_run(out, about) as held:  # to the end: a second run must not come between two scripts
         slowness = estimate.slowness()
         factor = estimate.factor(device, slowness)
-        if not resume or _begun_with(out) is None:
+        if not resume or (begun_with := _begun_with(out)) is None:
             held.note({**about, "slowness": round(slowness, 2)})
+        elif more := [option for option in now if _says_how_many(option)]:
+            held.note({"options": jobs.last_of_each([*begun_with, *more])})
         say(f"{preset} on {device}, into {_shown(out)}: {_how_long(parts, factor, found, preset, device, kept)}")
         for job, ran in both:
             if ran["left_out"]:
@@ -313,6 +315,12 @@ def _asked_for(found: Options, headers: Mapping[str, Header], resumed: Path | No
 def _begun_with(out: Path) -> object | None:
     """What the run.json of a run notes of its options; None where it notes none, or there is none."""
     return records.check_run(out).get("options") if (out / "run.json").is_file() else None
+
+
+def _says_how_many(option: str) -> bool:
+    """Whether an option such as --processes=3 says how many processes a row gets: said once, it is the run's."""
+    name = option.partition("=")[0][2:].upper().replace("-", "_")
+    return name in (*settings.HOW_MANY, "REPEAT_UNTIL")
 
 
 def _as_begun(found: Options, headers: Mapping[str, Header], out: Path) -> tuple[Options, list[str]] | None:

@@ -137,8 +137,8 @@ class Sweep(Parent):
     def _run_rows(self) -> None:
         self._data()  # before it is copied: each point would ask anew
         wanted = {row: points for row in self.rows if (points := self._wanted(row))}
-        replaced = ((point.parent, row) for row, points in wanted.items() for point in points if not point.done)
-        self._say_what_is_replaced(replaced)
+        due = ((row, point) for row, points in wanted.items() for point in points)
+        self._say_what_is_replaced((point.parent, row) for row, point in due if not point.done)
         parts = self._parts(len(wanted))
         rows = [SweptRow(row, points[k::parts]) for row, points in wanted.items() for k in range(parts)]
         self._say_if_nothing_is_left(rows)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.reference.products import product
 from models.weights.canonical import States, Weights, directions
 
 
@@ -128,7 +129,7 @@ def _layer_forward(inputs, kernel, recurrent_kernel, bias, h_0, c_0) -> LayerCac
     """One direction of one layer; inputs [time, batch, input], in the order in which they are read."""
     time_steps, batch, _ = inputs.shape
     units = recurrent_kernel.shape[0]
-    gates = _flat(inputs) @ kernel
+    gates = product(_flat(inputs), kernel)
     gates += bias
     gates = gates.reshape(time_steps, batch, 4 * units)
     h = np.empty((time_steps + 1, batch, units), gates.dtype)
@@ -166,9 +167,9 @@ def _layer_backward(d_outputs: np.ndarray, cache: LayerCache) -> LayerGradients:
         dc *= f
     dz = _flat(d_gates)
     return LayerGradients(
-        inputs=(dz @ cache.kernel.T).reshape(cache.inputs.shape),
-        kernel=_flat(cache.inputs).T @ dz,
-        recurrent_kernel=_flat(cache.h[:-1]).T @ dz,
+        inputs=product(dz, cache.kernel.T).reshape(cache.inputs.shape),
+        kernel=product(_flat(cache.inputs).T, dz),
+        recurrent_kernel=product(_flat(cache.h[:-1]).T, dz),
         bias=dz.sum(axis=0),
         h=dh,
         c=dc,

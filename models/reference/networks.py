@@ -16,6 +16,7 @@ import numpy as np
 
 from models.reference.dropout import NO_MASKS, Masks
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
+from models.reference.products import product
 from models.weights.canonical import States, Weights, stack_size
 
 REDUCTIONS = ("mean", "sum_over_time")
@@ -60,7 +61,7 @@ class LanguageModel:
     def head_gradients(self, hidden: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Weights:
         """Those of dense_0 alone, from the stack's outputs [batch, time, units] and any logits [batch, time, vocabulary]."""
         d_logits = _cross_entropy(logits.reshape(targets.size, -1), targets.reshape(-1), self._scale(*targets.shape))[1]
-        kernel = hidden.reshape(targets.size, -1).T @ d_logits
+        kernel = product(hidden.reshape(targets.size, -1).T, d_logits)
         return {"dense_0/kernel": kernel, "dense_0/bias": d_logits.sum(axis=0)}
 
     def _scale(self, batch: int, time_steps: int) -> float:
@@ -80,21 +81,21 @@ class LanguageModel:
         )
         flat_hidden = masks.after_layer(num_layers - 1, hidden).reshape(batch * time_steps, -1)
         kernel = np.asarray(weights["dense_0/kernel"], self.dtype)
-        logits = flat_hidden @ kernel
+        logits = product(flat_hidden, kernel)
         logits += weights["dense_0/bias"]
         loss, d_logits = _cross_entropy(logits, targets.reshape(-1), scale)
         logits = logits.reshape(batch, time_steps, -1)
         if not with_gradients:
             return Result(loss, hidden, logits, final_states, {})
 
-        d_hidden = (d_logits @ kernel.T).reshape(hidden.shape)
+        d_hidden = product(d_logits, kernel.T).reshape(hidden.shape)
         d_inputs, stack_gradients, _ = lstm_stack_backward(d_hidden, cache)
         d_embedding = np.zeros(embedding.shape, self.dtype)
         np.add.at(d_embedding, tokens.reshape(-1), d_inputs.reshape(batch * time_steps, -1))
         gradients = {
             "embedding": d_embedding,
             **stack_gradients,
-            "dense_0/kernel": flat_hidden.T @ d_logits,
+            "dense_0/kernel": product(flat_hidden.T, d_logits),
             "dense_0/bias": d_logits.sum(axis=0),
         }
         return Result(loss, hidden, logits, final_states, {name: gradients[name] for name in weights})

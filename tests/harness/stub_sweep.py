@@ -21,6 +21,7 @@ BATCH_SIZE = None
 ROWS = "good"
 PRECISION = None
 PROCESSES = None
+TIMED_BATCHES = 5
 ROW_LIMIT_S = 60.0
 ROW_BUDGET_S = 60.0
 # -----

@@ -61,6 +61,16 @@ def test_resume_adds_processes_that_are_asked_for_and_takes_none_away(stub, capf
     assert len(record["blocks_ms"]) == 3 == record["config"]["PROCESSES"]
 
 
+def test_resume_with_a_larger_budget_goes_on_with_a_row_whose_time_was_up(stub, capfd):
+    assert stub.main("--rows=first", "--processes=2", "--row-budget-s=0.0001") == 0
+    assert stub.rows_started() == ["first 0"] and stub.record("first")["notes"] == [BUDGET_NOTE]
+    for budget, started in (("0.0001", []), ("60", ["first 1"])):
+        assert stub.main("--rows=first", "--processes=2", f"--row-budget-s={budget}", "--resume") == 0
+        assert stub.rows_started() == started and "measured anew" not in (said := capfd.readouterr().err)
+        assert ("a larger --row-budget-s" in said) == (not started)
+    assert stub.record("first")["notes"] == [] and stub.record("first")["config"]["ROW_BUDGET_S"] == 60
+
+
 def test_resume_runs_rows_again_that_ran_on_other_data(stub, capfd):
     assert stub.main("--rows=first") == 0
     stub.starts()

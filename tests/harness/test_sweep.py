@@ -205,7 +205,7 @@ def test_resume_measures_only_the_points_that_are_missing(stub, capsys):
     capsys.readouterr()
     assert stub.main("--rows=killed_once", "--resume") == 0
     assert not stub.starts() and "nothing is left to measure" in capsys.readouterr().err
-    stub.script.write_text(stub.script.read_text().replace("ROW_LIMIT_S = 60.0", "ROW_LIMIT_S = 50.0"))
+    stub.script.write_text(stub.script.read_text().replace("TIMED_BATCHES = 5", "TIMED_BATCHES = 6"))
     assert stub.main("--rows=killed_once", "--resume") == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "measured anew" in line]
-    assert said == ["--resume: measured anew: ROW_LIMIT_S 60.0, now 50.0: killed_once"], "once for all points"
+    assert said == ["--resume: measured anew: TIMED_BATCHES 5, now 6: killed_once"], "once for all points"

@@ -44,7 +44,7 @@ def test_records_of_earlier_commits_are_drawn_by_todays_rule(tmp_path):
     text = page_of(tmp_path / "run", old)
     row = lines_of(text, "Speed")[0]
     assert (row["row"], row["ms"], row["words/s"]) == ("keras_cudnn", "10.50 ±30 % (3)", "9,524")
-    assert "Fewer processes: its time was up (ROW_BUDGET_S): `keras_cudnn`." in text and "- [1]" not in text
+    assert "Fewer processes: its time was up (ROW_BUDGET_S): `keras_cudnn`. --resume" in text and "- [1]" not in text
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from models.reference import products
 from models.reference.lstm import lstm_stack_backward, lstm_stack_forward
 from models.reference.networks import SGD, Adam, Classifier, LanguageModel, trajectory
 from models.weights import layouts
@@ -343,3 +344,13 @@ def test_trajectory_matches_keras_in_float64(keras, case, optimizer):
     assert set(result.updates) == set(names)
     for name, array in zip(names, after, strict=True):
         assert error(result.updates[name], array - weights[name]) < limit, name
+
+
+@pytest.mark.parametrize("m, n", [(7, 5), (5, 7), (2, 9)])
+def test_a_product_that_several_threads_divide_is_the_product(monkeypatch, m, n):
+    monkeypatch.setattr(products, "THREADS", 3)
+    monkeypatch.setattr(products, "LARGE", 0)
+    draw = np.random.default_rng(0).normal
+    a, b = draw(size=(4, m)).T, draw(size=(4, 2 * n))[:, ::2]
+    assert error(products.product(a, b), a @ b) < 1e-14
+    assert products.product(a.astype("float32"), b.astype("float32")).dtype == np.float32
