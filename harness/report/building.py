@@ -296,6 +296,12 @@ def foot(
         of_first = "Training time, seconds per epoch, accuracy and perplexity are those of a row's first process."
         lines.append("Each training ran once: its time has no range." if once else of_first)
     lines += warnings.lines(present, brief)
+    measured = {record["row"] for record in group}
+    absent = [row for row in layout["rows"] if row not in measured]
+    asked_for = {row.strip() for record in group for row in str(record["config"].get("ROWS")).split(",")}
+    if waiting := [row for row in absent if row in asked_for]:
+        what = "**Asked for, without a record here** (`--resume` measures them)"
+        lines.append(f"{what}: {listed(waiting, at_most=len(waiting))}.")
     if brief:
         return lines
     states = [throttling(record) for record in present]
@@ -306,12 +312,6 @@ def foot(
               and all(record["config"].get(name) == value for record in present)}  # fmt: skip
     if shared:
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
-    measured = {record["row"] for record in group}
-    absent = [row for row in layout["rows"] if row not in measured]
-    asked_for = {row.strip() for record in group for row in str(record["config"].get("ROWS")).split(",")}
-    if waiting := [row for row in absent if row in asked_for]:
-        what = "**Asked for, without a record here** (`--resume` measures them)"
-        lines.append(f"{what}: {listed(waiting, at_most=len(waiting))}.")
     if others := [row for row in absent if row not in asked_for]:
         lines.append(f"Not among the rows of this run: {listed(others, at_most=len(others))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])

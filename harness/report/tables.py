@@ -67,7 +67,7 @@ def page(layout: Mapping, rows: Sequence[Mapping], help_line: str = "") -> tuple
     lines += ["## Proof", "", *proof_table(layout, rows)]
     drawn = [table for table in tables if table.picture]
     if drawn:
-        lines += ["## Plots", "", *paragraphs(f"![{table.title}]({table.picture})" for table in drawn)]
+        lines += ["## Plots", "", *paragraphs(f"![{table.drawn or table.title}]({table.picture})" for table in drawn)]
     return "\n".join(lines).rstrip() + "\n", drawn
 
 
@@ -128,7 +128,7 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
             lines += [f"**{layout['title']}. {table.title}**", "", *_with_foot(table)]
             lines += [*notes.lines(), ""] if notes.texts else []
             picture = picture_of(layout, headline["table"], group)
-            lines += [f"![{table.title}]({pictures}/{picture})", ""] if pictures and picture else []
+            lines += [f"![{table.drawn or table.title}]({pictures}/{picture})", ""] if pictures and picture else []
     return lines
 
 

@@ -44,6 +44,13 @@ def test_a_run_in_which_nothing_could_be_measured_names_no_machine(tmp_path):
     assert tables.headline(run_of(tmp_path / "other", make())).startswith("Measured on ")
 
 
+def test_rows_that_were_asked_for_and_have_no_record_are_named_with_the_headline_too(tmp_path):
+    asked_for = {"CONFIG": "large", "UNITS": 1500, "ROWS": "keras,torch_lstm"}
+    said = "**Asked for, without a record here** (`--resume` measures them): `torch_lstm`."
+    assert said in page_of(tmp_path / "run", make("keras", config=asked_for))
+    assert said in tables.headline(tmp_path / "run") and said in (tmp_path / "run" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("mode, called", [("fit", "Speed of the training's steps: large, GPU, tf32"), ("train", "")])
 def test_the_picture_of_whole_trainings_says_that_it_shows_the_speed_of_their_steps(mode, called):
     layout = {**LAYOUT, "benchmark": "ptb", "tables": [{**LAYOUT["tables"][0], "mode": mode}]}
