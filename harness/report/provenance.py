@@ -34,8 +34,15 @@ def in_words(found: Mapping[str, Sequence[str]]) -> str:
 
 def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
     """The commonest value, then the others with the records that have them; "" where no record knows it."""
-    parts = ["benchmark"] * _of_several(rows) + ["row", "mode", "device"]
-    found = spread(rows, value_of, lambda record: " ".join(record[part] for part in parts))
+
+    def parts(record: Mapping) -> dict[str, Any]:
+        rest = {name: record[name] for name in ("row", "mode", "device", "precision")}
+        return {"benchmark": record["benchmark"], "config": str(record["config"].get("CONFIG", "")), **rest}
+
+    every = [parts(record) for record in rows]
+    # What all have in common tells none of them.
+    told = [name for name in next(iter(every), ()) if name in ("row", "mode") or len({of[name] for of in every}) > 1]
+    found = spread(rows, value_of, lambda record: " ".join(parts(record)[name] for name in told))
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
     return "; ".join([common, *(f"but {value} in {listed(found[value], at_most=3)}" for value in others)])
 

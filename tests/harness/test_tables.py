@@ -253,7 +253,7 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert "tensorflow 2.21.0 (`keras`); 2.20.0 (`keras_cudnn`)" in text
     assert "data (sha256)" in text
     assert "**Not one setting**: MIN\\_BLOCK\\_S" in text or "**Not one setting**: MIN_BLOCK_S = " in text
-    assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train gpu`" in text
+    assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train`" in text
     variables = [{"variables": {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}}, {"variables": {}}]
     text = page_of(
         tmp_path / "variables", make(environment=variables[0]), make("keras_cudnn", environment=variables[1])
@@ -280,7 +280,7 @@ def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another
     assert "Software: TensorFlow 2.21.0, Keras 3.15.1, PyTorch 2.10.0+cu128" in text and "Not one" not in text
     assert "Keras 3.15.1, PyTorch 2.10.0+cu128, 2026-01-31" in provenance.machine_line([make(environment=peer), make()])
     text = page_of(tmp_path / "other", make(), make("torch_lstm", environment={**peer, "cudnn": "9.10.2"}))
-    assert "cuDNN (as loaded) 9.19.0; but 9.10.2 in `torch_lstm train gpu`" in text
+    assert "cuDNN (as loaded) 9.19.0; but 9.10.2 in `torch_lstm train`" in text
     assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
 
 
