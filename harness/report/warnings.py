@@ -121,9 +121,9 @@ def lines(rows: Iterable[Mapping], brief: bool) -> list[str]:
     for record in timed:
         for note in filter(is_time_up, record["notes"]):
             ended.setdefault(note, []).append(record["row"])
+    more = "--resume with a larger --row-budget-s adds processes."
     ended_lines = [
-        f"{note[0].upper()}{note[1:]}: {listed(names, _most(names, brief))}. --resume with a larger --row-budget-s adds some."
-        for note, names in ended.items()
+        f"{note[0].upper()}{note[1:]}: {listed(names, _most(names, brief))}. {more}" for note, names in ended.items()
     ]
     return said + ended_lines
 

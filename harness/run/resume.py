@@ -120,8 +120,8 @@ def why_anew(paths: Mapping[str, Path], framework: str, today: Today) -> str:
 def difference(record: Mapping, framework: str, today: Today) -> str:
     """The first thing for which its blocks may not stand beside today's in one row, then and now; "" where they may.
 
-    The same settings, but for how many processes a row gets, packages, code, machine, variables of the environment and data are
-    needed.
+    Needed are the same packages, code, machine, variables of the environment and data, and the same settings but for
+    settings.HOW_MANY.
     """
     environment, there, facts = record["environment"], environments.about(framework), machine.facts(today.device)
     config = json.loads(json.dumps(today.constants))

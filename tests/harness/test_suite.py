@@ -382,8 +382,9 @@ def test_resume_goes_on_with_the_options_that_the_run_was_begun_with(scripts, mo
     assert "--units=4" in options and "--rows=row_of_mnist" in options, "options beside --resume change those"
     assert "--resume: as begun and as said now, with --quick" in capsys.readouterr().out
     assert resumed(scripts) == before, "and are none that the run was begun with"
-    for options in (["--processes=3"], []):
-        assert all("--processes=3" in options for _, *options in resumed(scripts, *options)), "how many: said once"
+    for said in (["--processes=3"], []):
+        ran = resumed(scripts, *said)
+        assert ran and all("--processes=3" in options for options in ran), "how many: said once"
     assert run(scripts, "--only=synthetic") == 0 and resumed(scripts) == [["synthetic"]], "begun anew in its folder"
     assert resumed(scripts, "--full") == [["synthetic"]] and "--full" in (scripts / "started").read_text()
 
