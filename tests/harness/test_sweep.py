@@ -209,3 +209,6 @@ def test_resume_measures_only_the_points_that_are_missing(stub, capsys):
     assert stub.main("--rows=killed_once", "--resume") == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "measured anew" in line]
     assert said == ["--resume: measured anew: TIMED_BATCHES 5, now 6: killed_once"], "once for all points"
+    assert stub.main("--rows=killed_once") == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "replaced" in line]
+    assert said == [f"{stub.out} has records of these rows, which are replaced (--out=DIR keeps both): killed_once"]

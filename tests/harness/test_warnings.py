@@ -26,7 +26,7 @@ def test_a_training_that_ran_once_says_so(tmp_path):
     assert f"Time per step: median of 2 epochs in one process (1), {foot}" in text
     twice = make(**trained)
     text = page_of(tmp_path / "twice", twice, layout={**LAYOUT, "tables": [spec], "headline": {}})
-    assert "accuracy and perplexity are those of a row's first process." in text and "ran once" not in text
+    assert "accuracy and perplexity are of a row's first process;" in text and "ran once" not in text
 
 
 def test_rows_of_one_process_show_a_range_that_is_said_to_be_within_it(tmp_path):

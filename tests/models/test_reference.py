@@ -1,5 +1,8 @@
 """The float64 reference, compared with finite differences, and Keras in float64."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -350,6 +353,9 @@ def test_trajectory_matches_keras_in_float64(keras, case, optimizer):
 def test_a_product_that_several_threads_divide_is_the_product(monkeypatch, m, n):
     monkeypatch.setattr(products, "THREADS", 3)
     monkeypatch.setattr(products, "LARGE", 0)
+    pool, at_once, matmul = ThreadPoolExecutor(3), threading.Barrier(3), np.matmul
+    monkeypatch.setattr(products, "_pool", lambda: pool)
+    monkeypatch.setattr(np, "matmul", lambda *parts, out: at_once.wait(timeout=20) >= 0 and matmul(*parts, out=out))
     draw = np.random.default_rng(0).normal
     a, b = draw(size=(4, m)).T, draw(size=(4, 2 * n))[:, ::2]
     assert error(products.product(a, b), a @ b) < 1e-14
