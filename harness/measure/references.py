@@ -24,6 +24,7 @@ from harness.record import records
 UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, SyntaxError, MemoryError,
               struct.error, tokenize.TokenError, zipfile.BadZipFile, UserWarning)  # fmt: skip
 WAIT_S = 0.05  # between two looks for a reference that another process computes
+WAIT_LIMIT_S = 3900.0  # longer than that process may take (harness/run/parent.py)
 
 
 def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
@@ -41,11 +42,15 @@ def save_reference(path: Path, reference: Mapping[str, Any]) -> None:
 
 
 def wait_for(path: Path) -> Path:
-    """The path, when its reference is there. Raises CrashError with the reason where that could not be computed."""
-    failed = path.with_suffix(records.NO_REFERENCE)
+    """The path, when its reference is there. Raises CrashError with the reason where that could not be computed, or is gone."""
+    failed, ends = path.with_suffix(records.NO_REFERENCE), time.monotonic() + WAIT_LIMIT_S
     while not path.exists():
         if failed.exists():
             raise CrashError(failed.read_text())
+        if time.monotonic() >= ends:
+            raise CrashError(
+                f"{path.name}: not there after {WAIT_LIMIT_S:g} s, and nobody said why; run again with --resume"
+            )
         time.sleep(WAIT_S)
     return path
 

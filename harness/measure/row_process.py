@@ -44,6 +44,9 @@ class Turns(Protocol):
     def device(self, alone: bool = False) -> contextlib.AbstractContextManager:
         """To use it, beside a few others or, for what tunes itself by its own times, alone."""
 
+    def waiting(self) -> contextlib.AbstractContextManager:
+        """For what another process computes."""
+
     def timed(self) -> contextlib.AbstractContextManager:
         """To time, with everything else at rest."""
 
@@ -54,7 +57,7 @@ class Alone:
     def device(self, alone: bool = False) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
-    timed = device
+    timed = waiting = device
 
 
 class RowProcess:
@@ -100,7 +103,9 @@ class RowProcess:
     @functools.cached_property
     def reference(self) -> dict[str, Any]:
         """When it is there: another process may be computing it."""
-        found = load_reference(wait_for(self._reference_path))
+        with self._turns.waiting():
+            path = wait_for(self._reference_path)
+        found = load_reference(path)
         self._phases.over("reference")
         return found
 

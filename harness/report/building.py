@@ -294,7 +294,7 @@ def foot(
     if trained := [record for record in present if record["status"] == "ok" and "fit_s" in record]:
         once = all(len(record["blocks_ms"]) == 1 for record in trained)
         of_first = "Training time, seconds per epoch, accuracy and perplexity are of a row's first process; "
-        of_first += "times per step and words/s of all."
+        of_first += "times per step, throughput and what stands by seed of all."
         lines.append("Each training ran once: its time has no range." if once else of_first)
     lines += warnings.lines(present, brief)
     measured = {record["row"] for record in group}

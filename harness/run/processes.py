@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +31,14 @@ PROJECT = Path(__file__).resolve().parents[2]
 WATCH_S = 0.5  # how often a process's progress is looked at
 ENDS_S = 0.1  # how often, where several run side by side, whether one of them has ended
 AT_THE_DEVICE = 3  # of those side by side: a GPU gives each a slice of time in turn, which makes many slow
+LONG_S = 20.0  # of a turn, such as a whole training's: whoever had it need not wait for the others' turns
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
 class Outcome(NamedTuple):
     """What became of one child: its result, or the one-line reason why there is none, how long it worked, and its log.
 
-    `note`: that it crashed after its result, or "". `seconds`: without those in which it waited for its turn.
+    `note`: that it crashed after its result, or "". `seconds`: without those in which it waited for its turn or the reference.
     """
 
     result: dict | None
@@ -53,19 +54,28 @@ class Outcome(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One child process to be: `child`, the arguments of Child; `ended`, who is told what became of it; `prepared`, who is told
-    that it has prepared and waits for its turn to time."""
+    """One child process to be: `child`, the arguments of Child; `ended`, who is told what became of it; `prepared` and `timed`,
+    who are told that it waits for its turn to time, and that it has had it."""
 
     child: Mapping[str, Any]
     ended: Callable[[Outcome], None]
     prepared: Callable[[], None] = lambda: None
+    timed: Callable[[], None] = lambda: None
 
 
 # What a child is at. It works on the processors; it asks for the device and uses it beside few others; it asks to time, and times
 # with everything else of the run at rest.
 WORKS, ASKS_DEVICE, USES, ASKS_TURN, TIMES, TIMED = "works", "asks to use", "uses", "asks to time", "times", "has timed"
 ASKS_ALONE, ALONE = "asks to use alone", "uses alone"  # the device, while others work on the processors
-SAID = {ord("u"): ASKS_DEVICE, ord("a"): ASKS_ALONE, ord("w"): WORKS, ord("t"): ASKS_TURN, ord("e"): TIMED}
+WAITS = "waits for another's work"
+SAID = {
+    ord("u"): ASKS_DEVICE,
+    ord("a"): ASKS_ALONE,
+    ord("r"): WAITS,
+    ord("w"): WORKS,
+    ord("t"): ASKS_TURN,
+    ord("e"): TIMED,
+}
 GRANTED = {ASKS_DEVICE: USES, ASKS_ALONE: ALONE, ASKS_TURN: TIMES, TIMED: WORKS}
 AT_WORK = (WORKS, USES, ALONE, TIMES)
 
@@ -107,6 +117,7 @@ class Child:
         gpu: str | None = None,
     ) -> None:
         self.state, self.outcome, self.gpu = WORKS, None, gpu
+        self._turn_s = 0.0  # seconds that its last turn to time took
         self._limit_s, self._watch, self._told = limit_s, watch, b""
         self._worked_s, self._since = 0.0, time.monotonic()  # in states that are over; when this state began
         self._limit_from_s = 0.0  # of work, when the child last made progress
@@ -177,7 +188,13 @@ class Child:
         now = time.monotonic()
         if self.state in AT_WORK:
             self._worked_s += now - self._since
+        if self.state == TIMES:
+            self._turn_s = now - self._since
         self.state, self._since = state, now
+
+    def had_a_long_turn(self) -> bool:
+        """Whether its last turn was one, after which it ends soon; one that hands over point after point asks for many."""
+        return self._turn_s >= LONG_S and not self._watch
 
     def look(self) -> None:
         """Take in what the child has said and done since the last time; `outcome` is there once it has ended."""
@@ -240,17 +257,19 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
     Those side by side start, load and trace on processors of their own, one at a time compiles at the device and AT_THE_DEVICE of
     them at a time prove there, until each has asked to time or has ended. Then they time, one after the other, while all others
     wait: nothing of this run works beside what is timed, except on another GPU one that times too. Those that have timed go on
-    when all have, and others start.
+    when all have, or when the turn of one of them was a long one and no other GPU is timed on; others start when all have.
 
     Args:
         next_work: what to start next; None: nothing now. It is asked again as long as there is room.
     """
     running: list[tuple[Child, Work]] = []
+    timing = False
     with contextlib.ExitStack() as last:
         last.callback(_end_all, running)
         while True:
-            states = [child.state for child, _ in running]
-            while not _at_rest(states) and len(running) < at_once and (work := next_work()):
+            states = {child.state for child, _ in running}
+            timing = TIMES in states or (timing and ASKS_TURN in states)
+            while not (timing or _at_rest(states)) and len(running) < at_once and (work := next_work()):
                 running.append((Child(**work.child, turns=at_once > 1), work))
             if not running:
                 return
@@ -263,6 +282,8 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
                 child.look()
                 if child.state == ASKS_TURN != before:
                     work.prepared()
+                if child.state == TIMED != before:
+                    work.timed()
                 if child.outcome:
                     child.__exit__()
                     running.remove((child, work))
@@ -275,19 +296,22 @@ def _end_all(running: Sequence[tuple[Child, Work]]) -> None:
             each.push(child.__exit__)
 
 
-def _at_rest(states: Sequence[str]) -> bool:
-    """Whether one times, or all that are left ask to: no other may start beside them."""
-    return TIMES in states or (ASKS_TURN in states and {*states} <= {ASKS_TURN, TIMED})
+def _at_rest(states: Set[str]) -> bool:
+    """Whether all that are left ask to time: no other may start beside them."""
+    return ASKS_TURN in states and states <= {ASKS_TURN, TIMED}
 
 
 def _granted(children: Sequence[Child]) -> Sequence[Child]:
     """Those that may go on now. GPUs are shared one by one; where there are several, one process on each of them times."""
     states = {child.state for child in children}
+    timed = [child for child in children if child.state == TIMED]
+    if TIMES not in states and any(child.had_a_long_turn() for child in timed):
+        return timed
     if states <= {ASKS_TURN, TIMES, TIMED} and states != {TIMED}:
         timing = {child.gpu for child in children if child.state == TIMES}
         asking = {child.gpu: child for child in reversed(children) if child.state == ASKS_TURN}
         return [child for gpu, child in asking.items() if gpu not in timing]
-    granted = [] if ASKS_TURN in states else [child for child in children if child.state == TIMED]
+    granted = [] if ASKS_TURN in states else timed
     for gpu in dict.fromkeys(child.gpu for child in children):
         at = {state: [c for c in children if (c.gpu, c.state) == (gpu, state)] for state in (*GRANTED, *AT_WORK)}
         if at[ALONE] or (at[ASKS_ALONE] and at[USES]):
@@ -336,6 +360,17 @@ class Turns:
             yield
         finally:
             self._say(b"w", wait=False)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For what another process of the run computes: it counts neither for the row's time nor for the limit."""
+        began = time.monotonic()
+        self._say(b"r", wait=False)
+        try:
+            yield
+        finally:
+            self._say(b"w", wait=False)
+            Turns.waited_s += time.monotonic() - began
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

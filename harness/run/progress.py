@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TextIO
 
 from harness.run.estimate import Seconds, factor, minutes, slowness
@@ -140,7 +140,7 @@ class Whole(Progress):
 
 
 class Left:
-    """Which of the processes that were expected are left, by row, and which have prepared beside others.
+    """Which of the processes that were expected are left, by row, and which have prepared beside others, or timed too.
 
     Args:
         bar: shows them.
@@ -151,6 +151,7 @@ class Left:
     def __init__(self, bar: "Progress | Reports", first: Mapping[Hashable, Seconds], processes: Mapping[Hashable, int]):
         self._bar, self._first, self._left = bar, first, dict(processes)
         self._prepared: dict[Hashable, set[int]] = {key: set() for key in first}
+        self._timed: dict[Hashable, set[int]] = {key: set() for key in first}
         self._begun: set[Hashable] = set()  # rows of which a process has ended
         bar.total(sum(sum(self._of(key, count)) for key, count in self._left.items()), sum(self._left.values()))
 
@@ -166,20 +167,30 @@ class Left:
         """That process of a row waits for its turn to time, beside others. The time left takes that in when one of these ends."""
         self._prepared[key].add(process)
 
+    def timed(self, key: Hashable, process: int) -> None:
+        """It has had its turn."""
+        self._timed[key].add(process)
+
     def begins_anew(self, key: Hashable, process: int) -> None:
         """It did not come to its end, and will run again."""
         self._prepared[key].discard(process)
+        self._timed[key].discard(process)
 
     def ends(self, key: Hashable, goes_on: bool, process: int = 0) -> None:
         """One of a row's processes has ended; with it all that were expected, unless the row goes on."""
-        timed = process in self._prepared[key]  # of those side by side none ends before all have timed
         count = min(1, self._left[key]) if goes_on else self._left[key]
         seconds = sum(self._of(key, count))
         self._left[key] -= count
         self._begun.add(key)
-        self._prepared[key] = self._prepared[key] - {process} if goes_on else set()
-        waiting = [self._of(each, min(len(done), self._left[each])) for each, done in self._prepared.items()]
-        self._bar.ends(seconds, count, sum(PREPARED * each.shared + timed * each.alone for each in waiting))
+        for done in (self._prepared, self._timed):
+            done[key] = done[key] - {process} if goes_on else set()
+        others_s = sum(PREPARED * self._of(each, self._waiting(self._prepared, each)).shared for each in self._left)
+        others_s += sum(self._of(each, self._waiting(self._timed, each)).alone for each in self._left)
+        self._bar.ends(seconds, count, others_s)
+
+    def _waiting(self, done: Mapping[Hashable, Set[int]], key: Hashable) -> int:
+        """How many of a row's processes have done that, of those that are left."""
+        return min(len(done[key]), self._left[key])
 
 
 class Reports:

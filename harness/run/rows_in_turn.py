@@ -80,6 +80,7 @@ class RowsInTurn(Parent):
                     child,
                     lambda outcome: ended(row, process, outcome, beside_others),
                     lambda: left.prepared(row, process),
+                    lambda: left.timed(row, process),
                 )
 
             def compiled(row: str, process: int) -> str | None:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.measure import clocks, fit, row_process, steps
+from harness.errors import CrashError
+from harness.measure import clocks, fit, references, row_process, steps
 from harness.record import machine, schema
 from tests.record_cases import make
 
@@ -80,6 +81,9 @@ class Entered:
     def device(self, alone=False):
         return self.noted("device alone" if alone else "device")
 
+    def waiting(self):
+        return self.noted("waits")
+
     def timed(self):
         return self.noted("its turn")
 
@@ -128,7 +132,7 @@ def test_all_modes_are_traced_and_proven_before_any_is_timed(monkeypatch, traces
     parts = row.steps(trial, {"train": 3, "forward": 1}, 8, "words/s")
     how = "device alone" if compiles or tunes else "device"  # what chooses kernels by their times has it alone
     called = [how, "call train", "memory", "call forward", "memory", f"end: {how}"]
-    proven = [*called, "reference", "device", "prove train", "prove forward", "end: device"]
+    proven = [*called, "waits", "reference", "end: waits", "device", "prove train", "prove forward", "end: device"]
     timed = ["its turn", "time forward", "time train", "end: its turn"]
     assert happened == ["trace train", "trace forward"] * traces + proven + timed
     assert [parts[mode]["first_call_s"] for mode in ("train", "forward")] == [4 + traces, 2 + traces]
@@ -178,3 +182,9 @@ def test_what_a_trial_says_of_itself_joins_the_notes_of_its_mode():
     }
     assert row_process.noted({}, trial, "fit")["notes"] == ["fit by A"]
     assert row_process.noted({"unit": "words/s"}, SimpleNamespace(), "train") == {"unit": "words/s", "notes": []}
+
+
+def test_a_reference_that_never_comes_ends_the_wait(monkeypatch, tmp_path):
+    monkeypatch.setattr(references, "WAIT_LIMIT_S", 0.1)
+    with pytest.raises(CrashError, match=r"stub.1.npz: not there after 0.1 s, .*--resume"):
+        references.wait_for(tmp_path / "stub.1.npz")

@@ -325,6 +325,8 @@ turns, log = processes.Turns(job), os.open(here / "happened", os.O_WRONLY | os.O
 say = lambda what: os.write(log, f"{job['name']} {what}\\n".encode())
 say("works")
 time.sleep(job.get("works_s", 0))
+with turns.waiting():
+    time.sleep(job.get("waits_s", 0))
 with turns.device():
     say("uses")
     time.sleep(job.get("uses_s", 0.2))
@@ -337,6 +339,7 @@ with turns.timed():
     time.sleep(job.get("times_s", 0.2))
     say("timed")
 say("goes on")
+time.sleep(job.get("goes_on_s", 0))
 processes.write_result(job, {"name": job["name"]})
 """
 
@@ -354,7 +357,7 @@ def together(stub, tmp_path):
             name, job = left.pop(0)
             child = dict(
                 script=script, job={"name": name, **job}, limit_s=limit_s, log=tmp_path / "logs" / f"{name}.log",
-                gpu=job.get("gpu"),
+                gpu=job.get("gpu"), watch=print if job.get("watched") else None,
             )  # fmt: skip
             return processes.Work(child, lambda outcome: outcomes.update({name: outcome}))
 
@@ -381,6 +384,24 @@ def test_what_is_timed_is_timed_with_all_others_at_rest(together):
         using += {"uses": 1, "used": -1}.get(what, 0)
         most = max(most, using)
     assert most == processes.AT_THE_DEVICE
+
+
+def test_after_a_long_turn_one_goes_on_before_the_next_turn_and_none_starts(together, monkeypatch):
+    monkeypatch.setattr(processes, "LONG_S", 3.0)
+    jobs = {"dead": {"dies": True}, "a": {"times_s": 4.0, "goes_on_s": 2.0}, "b": {}, "c": {}, "d": {}}
+    outcomes, happened = together(jobs, at_once=4)  # there is room when one has died
+    assert all(outcomes[name].result for name in "abcd")
+    at = {tuple(what): place for place, what in enumerate(happened)}
+    assert at["a", "timed"] < at["a", "goes on"] < min(at["b", "times"], at["c", "times"])
+    assert max(at["b", "timed"], at["c", "timed"]) < at["d", "works"], "d starts when all have timed"
+    assert max(at["b", "timed"], at["c", "timed"]) < min(at["b", "goes on"], at["c", "goes on"])
+
+
+def test_one_that_goes_on_to_more_turns_goes_on_when_all_have_timed(together, monkeypatch):
+    monkeypatch.setattr(processes, "LONG_S", 0.5)
+    _, happened = together({name: {"times_s": 1.0, "watched": True} for name in "abc"}, at_once=3)
+    first = min(place for place, (_, what) in enumerate(happened) if what == "goes on")
+    assert max(place for place, (_, what) in enumerate(happened) if what == "timed") < first
 
 
 def test_others_start_when_there_is_room_and_nobody_times(together):
@@ -415,7 +436,7 @@ def test_one_that_dies_in_its_turn_holds_up_no_other(together):
 
 def test_waiting_counts_neither_as_work_nor_for_the_time_limit(together):
     outcomes, _ = together(
-        {"a": {"times_s": 5.0}, "b": {"times_s": 5.0}, "c": {"times_s": 5.0}}, at_once=3, limit_s=10.0
+        {"a": {"times_s": 5.0}, "b": {"times_s": 5.0, "waits_s": 6.0}, "c": {"times_s": 5.0}}, at_once=3, limit_s=10.0
     )
     assert all(outcome.result and outcome.seconds < 10.0 for outcome in outcomes.values())
     slow, _ = together({"a": {"times_s": 60.0}, "b": {}}, at_once=2, limit_s=5.0)

@@ -67,8 +67,10 @@ def test_processes_that_have_prepared_beside_the_one_that_ends_count_for_what_th
     assert bar.left_s() == expected(150.0)
     for row in "abc":
         left.prepared(row, 0)
-    left.ends("a", True, 0)  # and so all three have timed
-    assert bar.left_s() == expected(300.0 + 2 * (part * 50.0 + 100.0))
+    for row in "ac":
+        left.timed(row, 0)
+    left.ends("a", True, 0)  # before b has timed
+    assert bar.left_s() == expected(300.0 + 2 * part * 50.0 + 100.0)
     left.begins_anew("c", 0)
     left.ends("b", goes_on=False)  # nor will its second process run
     assert bar.left_s() == expected(450.0 + later)
