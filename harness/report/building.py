@@ -155,15 +155,20 @@ def build(
         return table
     units = [record["throughput"]["unit"] for record in ok.values() if record["throughput"]]
     axis = spec.get("plot_unit") or (units[0] if spec["plot"] == "throughput.value" and units else spec["plot"])
-    of_steps = (spec["mode"], spec["plot"]) == ("fit", "throughput.value")  # the table has the whole training's time
     return table._replace(
-        drawn=title.replace(spec["title"], "Speed of the training's steps", 1) if of_steps else "",
+        drawn=title_of_picture(spec, title),
         picture=picture_of(layout, index, group),
         # A published row none of whose figures is drawn is in the table alone.
         bars=bars + [bar for row in extra if (bar := _bar(row, spec)).published or not row.get("published")],
         axis=axis,
         caption=machine_line(present),
     )
+
+
+def title_of_picture(spec: Mapping, title: str) -> str:
+    """Where it is not the table's title, which is of a whole training's time: the picture shows how fast the steps were."""
+    of_steps = (spec["mode"], spec.get("plot")) == ("fit", "throughput.value")
+    return title.replace(spec["title"], "Speed of the training's steps", 1) if of_steps else ""
 
 
 def kind_of(layout: Mapping, row: str) -> str:

@@ -70,7 +70,10 @@ def _draw(title: str, across: str, upwards: str, curves: Sequence[Curve], captio
     places = sorted({place for curve in curves for place in (*curve.gaps, *(figure[0] for figure in curve.figures))})
     axes.set_xticks(places, [f"{place:,.10g}" for place in places])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if high > 5.0 * low else range(1, 10))
+    )  # two labels at least
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"{across}, log scale", color=INK)

@@ -33,7 +33,7 @@ from harness.errors import UserError, require
 from harness.record import records, schema
 from harness.record.machine import PROJECT
 from harness.report import axes, building, curves, latency, launches, options, plots, replicas, what_ran
-from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table
+from harness.report.building import Group, Table, build, in_groups, picture_of, proof_table, title_of_picture
 from harness.report.cells import Notes, markdown, paragraphs, plain, value_at
 from harness.report.layouts import read_layout
 from harness.report.provenance import head, machine_line
@@ -77,6 +77,8 @@ def help_of(run: Path) -> str:
     there = f"{os.path.relpath(docs, run)}/" if run.is_relative_to(PROJECT) else ""
     words = {"reading-tables.md": "how to read these tables", "proof.md": 'what "proven" means'}
     shown = [f"[{what}]({there}{name})" if there else f"{what}: docs/{name}" for name, what in words.items()]
+    if run.parent == PROJECT / "results":
+        shown.append("[what ran where](../README.md), if it is one of the project's own runs")
     return f"Help: {', '.join(shown)}."
 
 
@@ -128,7 +130,8 @@ def headline_of(layout: Mapping, rows: Sequence[Mapping], pictures: str = "") ->
             lines += [f"**{layout['title']}. {table.title}**", "", *_with_foot(table)]
             lines += [*notes.lines(), ""] if notes.texts else []
             picture = picture_of(layout, headline["table"], group)
-            lines += [f"![{table.drawn or table.title}]({pictures}/{picture})", ""] if pictures and picture else []
+            title = title_of_picture(layout["tables"][headline["table"]], table.title)
+            lines += [f"![{title or table.title}]({pictures}/{picture})", ""] if pictures and picture else []
     return lines
 
 

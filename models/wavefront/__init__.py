@@ -22,8 +22,16 @@ _CLASSES = ("layer", "compiled_loop", "softmax_head")  # modules that register a
 
 
 def _register() -> None:
-    for module in _CLASSES:
-        importlib.import_module(f".{module}", __name__)
+    try:
+        for module in _CLASSES:
+            importlib.import_module(f".{module}", __name__)
+    except ModuleNotFoundError as error:
+        lacking = str(error.name).partition(".")[0]
+        if lacking not in ("keras", "tensorflow"):
+            raise
+        raise ImportError(
+            f"no {lacking} here: pip install wavefront-lstm[tensorflow], on NVIDIA GPUs [cuda]"
+        ) from error
 
 
 def __getattr__(name: str):

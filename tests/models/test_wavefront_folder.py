@@ -49,6 +49,15 @@ def test_importing_the_package_imports_no_tensorflow_and_its_names_are_all_there
         _ = package.nothing
 
 
+@pytest.mark.parametrize("lacking", ["keras", "tensorflow"])
+def test_without_what_it_needs_it_says_how_to_install_that(lacking):
+    code = f"import sys; sys.modules[{lacking!r}] = None; from models.wavefront import WavefrontLSTM"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1
+    line = ended.stderr.splitlines()[-1]
+    assert line == f"ImportError: no {lacking} here: pip install wavefront-lstm[tensorflow], on NVIDIA GPUs [cuda]"
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_its_canonical_form_is_that_of_the_suite(bidirectional):
     own = StackSpec(3, 5, 7, bidirectional)
