@@ -77,8 +77,13 @@ def help_of(run: Path) -> str:
     there = f"{os.path.relpath(docs, run)}/" if run.is_relative_to(PROJECT) else ""
     words = {"reading-tables.md": "how to read these tables", "proof.md": 'what "proven" means'}
     shown = [f"[{what}]({there}{name})" if there else f"{what}: docs/{name}" for name, what in words.items()]
-    if run.parent == PROJECT / "results":
-        shown.append("[what ran where](../README.md), if it is one of the project's own runs")
+    of_results = run.parent / "README.md"
+    if (
+        run.parent == PROJECT / "results"
+        and of_results.exists()
+        and f"({run.name}/README.md)" in of_results.read_text()
+    ):
+        shown.append("[on which hosts, with which kernels](../README.md)")
     return f"Help: {', '.join(shown)}."
 
 

@@ -29,9 +29,8 @@ def _register() -> None:
         lacking = str(error.name).partition(".")[0]
         if lacking not in ("keras", "tensorflow"):
             raise
-        raise ImportError(
-            f"no {lacking} here: pip install wavefront-lstm[tensorflow], on NVIDIA GPUs [cuda]"
-        ) from error
+        needed = "pip install 'tensorflow>=2.21', on NVIDIA GPUs 'tensorflow[and-cuda]>=2.21'"
+        raise ImportError(f"no {lacking} here, which wavefront_lstm needs: {needed}") from error
 
 
 def __getattr__(name: str):

@@ -57,6 +57,8 @@ def test_the_picture_of_whole_trainings_says_that_it_shows_the_speed_of_their_st
     [record] = [make("keras", 10.0, mode=mode, **(training_of([[10.0, 10.0]]) if mode == "fit" else {}))]
     table = building.build(layout, 0, building.group_of(record), [record], Notes())
     assert (table.title, table.drawn) == ("Speed: large, GPU, tf32", called)
+    shown = tables.headline_of({**layout, "headline": {"table": 0}}, [record], pictures="run")
+    assert any(line.startswith(f"![{called or table.title}](run/") for line in shown)
 
 
 def test_speed_against_the_fastest_proven_row_that_is_not_ours(tmp_path):
