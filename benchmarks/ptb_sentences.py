@@ -97,9 +97,7 @@ def of_way(row):
     """The row of a way to pad."""
     what = WAYS[row][0]
     if row not in rows.LANGUAGE_MODEL:
-        return Row(
-            f"CudnnLSTM (TensorFlow ops on a CPU), {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True
-        )
+        return Row(f"CudnnLSTM, {what}", expected_ops, precisions=rows.WITHOUT_BF16, ours=True)
     layer = KERAS.get(row, "WavefrontLSTM")
     return of_language_model(row, f"{layer}, {what}")
 

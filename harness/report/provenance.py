@@ -151,7 +151,10 @@ def variables_of_all(record: Mapping) -> str | None:
 
 
 def differences(rows: Sequence[Mapping]) -> list[str]:
-    """One line each for what makes the rows of one table hard to compare: machine, data, code or settings."""
+    """One line each for what makes the rows of one table hard to compare: machine, data, code or settings.
+
+    The number of a row's processes does not: it stands with each time.
+    """
     names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
     facts = {key: environment(key) for key in ENVIRONMENT}
     # Each framework may have a Python of its own: other packages there are no difference between its rows.
@@ -166,7 +169,9 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
         facts["variables of the environment"] = variables_of
     different = [f"{key} {in_words(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
-    names = dict.fromkeys(name for record in rows for name in settings.of(record["config"]))
+    names = dict.fromkeys(
+        name for record in rows for name in settings.of(record["config"]) if name not in settings.HOW_MANY
+    )
     found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in names}
     different = [f"{name} = {in_words(values)}" for name, values in found.items() if len(values) > 1]
     return lines + ([f"**Not one setting**: {'; '.join(different)}."] if different else [])

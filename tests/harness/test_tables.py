@@ -256,6 +256,8 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert "data (sha256)" in text
     assert "**Not one setting**: MIN\\_BLOCK\\_S" in text or "**Not one setting**: MIN_BLOCK_S = " in text
     assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train`" in text
+    more = make("keras_cudnn", config={**make()["config"], "PROCESSES": 7, "ROW_BUDGET_S": 999.0})
+    assert "Not one setting" not in page_of(tmp_path / "processes", make(), more)  # the time says of how many it is
     variables = [{"variables": {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}}, {"variables": {}}]
     text = page_of(
         tmp_path / "variables", make(environment=variables[0]), make("keras_cudnn", environment=variables[1])
