@@ -316,6 +316,9 @@ def foot(
     shared = {name: value for name, value in settings.of(present[0]["config"]).items()
               if not isinstance(value, list | dict | None)
               and all(record["config"].get(name) == value for record in present)}  # fmt: skip
+    counts = [record["config"].get("PROCESSES") for record in present]
+    if None not in counts and min(counts) < max(counts):
+        shared["PROCESSES"] = f"{min(counts)} to {max(counts)}"
     if shared:
         lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
     if others := [row for row in absent if row not in asked_for]:

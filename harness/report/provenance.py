@@ -153,7 +153,7 @@ def variables_of_all(record: Mapping) -> str | None:
 def differences(rows: Sequence[Mapping]) -> list[str]:
     """One line each for what makes the rows of one table hard to compare: machine, data, code or settings.
 
-    The number of a row's processes does not: it stands with each time.
+    How many processes a row has, and the limits that decide it (settings.HOW_MANY), do not: it stands with each time per step.
     """
     names = dict.fromkeys(name for record in rows for name in value_at(record, "environment.packages") or {})
     facts = {key: environment(key) for key in ENVIRONMENT}
