@@ -313,14 +313,15 @@ def foot(
     states = [throttling(record) for record in present]
     if any(reasons is not None for reasons in states) and not any(states):
         lines.append("Clocks were not throttled.")
-    shared = {name: value for name, value in settings.of(present[0]["config"]).items()
-              if not isinstance(value, list | dict | None)
-              and all(record["config"].get(name) == value for record in present)}  # fmt: skip
-    counts = [record["config"].get("PROCESSES") for record in present]
-    if None not in counts and min(counts) < max(counts):
-        shared["PROCESSES"] = f"{min(counts)} to {max(counts)}"
-    if shared:
-        lines.append("Settings: " + ", ".join(f"{name}={plain(value)}" for name, value in shared.items()) + ".")
+    said = []
+    for name, value in settings.of(present[0]["config"]).items():
+        values = [record["config"].get(name) for record in present]
+        if not isinstance(value, list | dict | None) and all(other == value for other in values):
+            said.append(f"{name}={plain(value)}")
+        elif name in settings.HOW_MANY and None not in values:
+            said.append(f"{name}={min(values)} to {max(values)}")
+    if said:
+        lines.append(f"Settings: {', '.join(said)}.")
     if others := [row for row in absent if row not in asked_for]:
         lines.append(f"Not among the rows of this run: {listed(others, at_most=len(others))}.")
     return lines + ([spec["note"]] if spec.get("note") else [])

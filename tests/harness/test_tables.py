@@ -256,10 +256,10 @@ def test_rows_of_different_environments_data_or_settings_are_told_apart(tmp_path
     assert "data (sha256)" in text
     assert "**Not one setting**: MIN\\_BLOCK\\_S" in text or "**Not one setting**: MIN_BLOCK_S = " in text
     assert "TensorFlow 2.21.0; but 2.20.0 in `keras_cudnn train`" in text
-    own = {**make()["config"], "PROCESSES": 3}
+    own = {**make()["config"], "PROCESSES": 3, "ROW_LIMIT_S": 5.0}
     more = {**own, "PROCESSES": 7, "ROW_BUDGET_S": 999.0, "ROW_LIMIT_S": 999.0}  # the time says of how many it is
     text = page_of(tmp_path / "processes", make(config=own), make("keras_cudnn", config=more))
-    assert "Not one setting" not in text and "PROCESSES=3 to 7" in text
+    assert "Not one setting" not in text and "PROCESSES=3 to 7, ROW_LIMIT_S=5.0 to 999.0" in text.replace("\\_", "_")
     text = page_of(tmp_path / "both", make(config=own), make("keras_cudnn", config={**more, "MIN_BLOCK_S": 0.5}))
     assert "**Not one setting**: MIN_BLOCK_S = " in text.replace("\\_", "_") and "PROCESSES = " not in text
     variables = [{"variables": {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}}, {"variables": {}}]
