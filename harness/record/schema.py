@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from harness.errors import UserError
-from harness.record import consistency, intervals
+from harness.record import consistency, intervals, settings
 
 DEPARTS = "departs from the published protocol"  # how the note begins that names the settings which do
 SCHEMA = 1  # of a run's folder and its layouts
@@ -79,6 +79,7 @@ def _config(value: Any) -> bool:
         and isinstance(value.get("CONFIGS") or {}, dict)
         and _count(value.get("REPLICAS", 1))
         and isinstance(value.get("SEED", 1), int)
+        and all(number_or_null(value.get(name)) for name in settings.HOW_MANY)
     )
 
 
@@ -229,7 +230,11 @@ RULES: dict[str, tuple[str, Callable[[Any], bool], Any]] = {
     "precision": (*one_of(*PRECISIONS), ...),
     "status": (*one_of(*STATUSES), "ok"),
     "reason": ("one line of text", lambda value: isinstance(value, str) and "\n" not in value, ""),
-    "config": ("an object whose CONFIG is a name, CONFIGS an object, REPLICAS a count and SEED whole", _config, ...),
+    "config": (
+        "an object whose CONFIG is a name, CONFIGS an object, REPLICAS a count, SEED whole and limits numbers",
+        _config,
+        ...,
+    ),
     "blocks_ms": ("a list of lists of ms", list_of(list_of(lambda ms: _number(ms) and ms > 0)), []),
     "step_ms": ("null or {median, min, max, processes, interval} in ms, min <= median <= max", or_null(_step), None),
     "first_call_s": (*_NUMBER_OR_NULL, None),

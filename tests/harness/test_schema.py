@@ -58,6 +58,7 @@ def test_every_key_of_the_schema_is_required(key):
         ("config", {"CONFIG": "small", "CONFIGS": ["small"]}),
         ("config", {"CONFIG": "small", "REPLICAS": [2]}),
         ("config", {"CONFIG": "small", "REPLICAS": 0}),
+        ("config", {"CONFIG": "small", "ROW_LIMIT_S": "600"}),
         ("config", {"CONFIG": "small", "SEED": "1"}),
         ("blocks_ms", [1.0]),
         ("blocks_ms", [[0.0]]),
