@@ -53,6 +53,11 @@ def mean_at_once(numbers: Sequence[int]) -> float:
     return statistics.fmean(number**-GAIN for number in numbers) ** (-1 / GAIN)
 
 
+def at_once_of(times: float) -> float:
+    """How many processes side by side are so many times sooner ready than one after another."""
+    return times ** (1 / GAIN)
+
+
 class Estimate:
     """Seconds of the parts of a run in one preset on one device, of a machine whose `slowness` is 1.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.run import benchmark, processes, progress
+from harness.run import benchmark, estimate, processes, progress
 from harness.run.options import Header
 from harness.run.parent import Parent
 from harness.run.references import References
@@ -223,8 +223,10 @@ class Sweep(Parent):
         """Into how many parts each of so many rows' points are dealt: each has a process of its own beside the others'."""
         return max(1, min(self.at_once // max(1, rows), len(self.shapes)))
 
-    def _side_by_side(self, rows: int) -> dict[str, int]:
-        return super()._side_by_side(rows * self._parts(rows))
+    def _side_by_side(self, rows: int) -> dict[str, Any]:
+        """A GPU's points follow each other: in nearly all that one takes, first calls and blocks, it has the GPU alone."""
+        found = super()._side_by_side(rows * self._parts(rows))
+        return {**found, "at_once": min(found["at_once"], estimate.at_once_of(found["gpus"]))}
 
     def _wanted(self, row: str) -> list[Point]:
         """The points at which the row is still to be measured; those where it cannot run are recorded as skipped."""

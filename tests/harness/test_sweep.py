@@ -13,8 +13,9 @@ import pytest
 
 from harness.errors import UserError
 from harness.record import machine, records
-from harness.run import options, sweep
+from harness.run import estimate, options, sweep
 from harness.run.benchmark import PLAN_FLAG
+from harness.run.script import Benchmark
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("stub_sweep.py")
@@ -38,12 +39,18 @@ class Stub:
         command = [sys.executable, str(self.script), *self.arguments(*options)]
         return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
-    def main(self, *options: str, plan: bool = False) -> int:
-        """The script's exit status; its parent runs in this process, its rows in their own as always. plan: it only plans."""
+    def benchmark(self) -> Benchmark:
         spec = importlib.util.spec_from_file_location("stub", self.script)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return sweep.main(module.BENCHMARK, [*[PLAN_FLAG] * plan, *self.arguments(*options)])
+        return module.BENCHMARK
+
+    def parent(self, *options: str) -> sweep.Sweep:
+        return sweep.Sweep(self.benchmark(), self.arguments(*options))
+
+    def main(self, *options: str, plan: bool = False) -> int:
+        """The script's exit status; its parent runs in this process, its rows in their own as always. plan: it only plans."""
+        return sweep.main(self.benchmark(), [*[PLAN_FLAG] * plan, *self.arguments(*options)])
 
     def starts(self) -> list[str]:
         log = self.folder / "starts"
@@ -212,3 +219,19 @@ def test_resume_measures_only_the_points_that_are_missing(stub, capsys):
     assert stub.main("--rows=killed_once") == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "replaced" in line]
     assert said == [f"{stub.out} has records of these rows, which are replaced (--out=DIR keeps both): killed_once"]
+
+
+@pytest.mark.parametrize("gpus, options, took_s", [(1, (), 2 * 4 * 60.0), (2, ("--gpus=2",), 4 * 60.0)])
+def test_points_on_a_gpu_follow_each_other_and_are_announced_so(stub, monkeypatch, gpus, options, took_s):
+    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(f"GPU-{n}", "H200") for n in range(gpus)])
+    monkeypatch.setattr(machine, "gpu_is_exclusive", lambda: False)
+    for name in ("physical_cores", "memory_bytes", "gpu_memory_bytes"):
+        monkeypatch.setattr(machine, name, lambda: 2**40)
+    monkeypatch.setattr(estimate, "_table", lambda: {"quick gpu": {"stub": {"tensorflow": 60.0}}})
+    parent = stub.parent("--rows=good,raises", *options)
+    parent.device = "gpu"
+    rows = {row: "tensorflow" for row in parent.rows}
+    plan = {"rows": rows, "points": 4, "processes": 1, "budget_s": 999.0, **parent._side_by_side(len(rows))}
+    assert parent.at_once > 1 and plan["gpus"] == gpus
+    assert estimate.Estimate("quick", "gpu").rows_of("stub", plan) == (pytest.approx(took_s), 2 * 4)
