@@ -113,7 +113,7 @@ BLOCK_KERNEL = r"lstm_gates"
 PERSISTENT_KERNEL = r"lstm_(wavefront|cluster)_(forward|backward)"
 CUDNN_OP = r"(\w+:)?CudnnRNN\w*"
 LSTM_OP = r"(\w+:)?(CudnnRNN|\w*LSTM)\w*"  # any op that is an LSTM: a row of primitive ops may run none
-WAVEFRONT_OP = r"xla:(loop:)?BatchMatMulV2"  # the product of all layers, which no other row has
+WAVEFRONT_OP = r"xla:(loop:)?(BatchMatMulV2|Einsum)"  # products of all layers or of one, which no other row has
 PTX_OP = r"xla:(loop:)?XlaCustomCallV2"
 UPDATE_OP = r"Assign(Add|Sub)?VariableOp"  # of weights, the optimizer's variables and the metrics
 _NO_EAGER_CELLS = r"eager:(MatMul|LSTMBlockCell)"  # a graph row may not run its cells op by op
@@ -255,7 +255,7 @@ TENSORFLOW = {
         compile_rest=True,
     ),
     "wavefront": _tensorflow(
-        "all layers advance together along the diagonal, in TensorFlow, the whole step compiled by XLA",
+        "all layers together along the diagonal (in training on a CPU in turn), in TensorFlow, the whole step compiled by XLA",
         "wavefront_stack.WavefrontStack",
         _without_cudnn(lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1}, _WAVEFRONT_NOT),
         ours=True,

@@ -49,7 +49,7 @@ import tensorflow as tf
 from . import checks, choice
 from .persistent import persistent_bidirectional_stack, persistent_stack
 from .spec import Shapes, StackSpec, check_weights
-from .stack import LayerWeights, bidirectional_stack, lstm_stack
+from .stack import CPU_UNROLL, LayerWeights, bidirectional_stack, layers_together, lstm_stack
 from .stack_layer import StackLayer
 
 NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
@@ -277,18 +277,23 @@ class WavefrontLSTM(StackLayer):
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self._between(training)
-        chosen = self._choose(x, layers, lengths, dropout, keep)
+        devices = [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()]
+        chosen = self._choose(x, layers, devices, lengths, dropout, keep)
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
-        run = persistent_stack if chosen == "persistent" else lstm_stack
+        run, options = persistent_stack if chosen == "persistent" else lstm_stack, {}
+        if chosen == "xla" and choice.on_cpu(devices):
+            options["unroll"] = CPU_UNROLL
+            if not self.spec.bidirectional:
+                options["together"] = layers_together(self.num_layers, self.units, x.dtype.size, True, training)
         if self.spec.bidirectional:
             run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack
             layers = list(zip(layers[::2], layers[1::2], strict=True))
-        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep)
+        outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep, **options)
         return outputs, finals
 
-    def _choose(self, x, layers, lengths, dropout, keep) -> str:
+    def _choose(self, x, layers, devices, lengths, dropout, keep) -> str:
         """The implementation of this trace. One for shapes alone leaves no word of it."""
         if choice.in_scratch():
             return "xla" if self.implementation == "auto" else self.implementation
@@ -298,7 +303,7 @@ class WavefrontLSTM(StackLayer):
         chosen, why = choice.chosen(
             x,
             layers,
-            [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()],
+            devices,
             lengths=lengths,
             bidirectional=self.spec.bidirectional,
             dropout=bool(dropout),

@@ -130,12 +130,17 @@ class _Passes:
         shared = self.linked and self.masks is None and self.keep is None
         kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
         kernel = kernel if self.keep is None else _by_gate(kernel)
+        single = self.lanes == 1 and self.keep is None
+        if single:  # in the loop XLA makes one naive loop for a CPU of this and of a product with one sequence
+            kernel = kernel[0]
 
         def sums(h, fed, k, j):
             """The gates' two summands, from a lane's own h and from its input, each [lanes, batch, 4·units]."""
             below = h[:-1] if self.masks is None else h[:-1] * self.masks[k, j]
             both = tf.concat([h, below], 0) if self.linked and not shared else h
-            if self.keep is None:
+            if single:  # an op that no layer of Keras' has: a profile says which layer ran
+                product = self._widen(tf.einsum("bu,uv->bv", h[0], kernel))[tf.newaxis]
+            elif self.keep is None:
                 product = self._widen(tf.matmul(both, kernel))
             else:
                 by_gate = tf.matmul(_where(self.keep, both, None), kernel, transpose_b=True)

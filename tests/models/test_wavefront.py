@@ -57,6 +57,22 @@ def test_states_go_in_and_come_out_as_in_the_cudnn_layer(direction, normalized):
             assert given.shape == expected.shape and error(given, expected) < FLOAT64
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_on_a_cpu_layers_train_in_turn_and_compute_what_a_gpu_does(direction, monkeypatch):
+    made = layer(3, direction, return_sequences=True, recurrent_dropout=0)
+    ran = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr("models.wavefront.choice.on_cpu", lambda _, on_cpu=on_cpu: on_cpu)
+        run = tf.function(lambda x: loss_and_gradients(lambda x: made(x, mask=MASK, training=True), x, made.weights))
+        graph = run.get_concrete_function(tf.constant(INPUTS)).graph
+        loops = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")]
+        ran.append((len(loops), tf.nest.flatten(run(tf.constant(INPUTS)))))
+    (turns, own), (together, of_gpu) = ran
+    assert (turns, together) == (6, 0), "both passes of each layer; a GPU's body holds all of these steps"
+    for given, expected in zip(own, of_gpu, strict=True):
+        assert error(given, expected) < FLOAT64
+
+
 LIMITS = {"float32": 1e-6, "mixed_float16": 2e-3, "float16": 2e-3, "mixed_bfloat16": 1.5e-2}
 
 
@@ -91,7 +107,7 @@ def test_mixed_precision_trains_float32_weights(policy):
 
 @pytest.mark.parametrize("together", ["together", "in turn"])
 def test_dropout_keeps_each_number_with_its_probability_and_the_mean(together, monkeypatch):
-    monkeypatch.setattr("models.wavefront.stack.TURNS_FROM_BYTES", 0 if together == "in turn" else 2**60)
+    monkeypatch.setattr("models.wavefront.choice.on_cpu", lambda _: together == "in turn")
     made = WavefrontLSTM(1, 2, dropout=0.25, return_sequences=True, seed=0, dtype="float64")
     made.build((None, None, 1))
     # Layer 0 gives constant numbers, layer 1's input gate alone hangs on them, and c forgets: every output is 0 or of one value.
