@@ -11,6 +11,7 @@ LONGEST = 2  # kernels that are named
 OPS = (
     (r"cudnn\S*rnn|CudnnRNN", "cuDNN LSTM call"),
     (r"XlaCustomCall", "CUDA kernel called by XLA"),
+    (r"BatchMatMulV2\|Einsum", "product of all layers or of one"),
     (r"BatchMatMul", "batched matrix product"),
     (r"BlockLSTM", "BlockLSTMV2 op"),
     (r"LSTMBlockCell", "LSTMBlockCell op"),

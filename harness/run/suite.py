@@ -52,7 +52,10 @@ USAGE = [
         "processes that prepare side by side; each is timed alone. By default 1 on a CPU, on a GPU as memory allows",
     ),
     ("--gpus=2", "spread the rows over so many GPUs of this host"),
-    ("--resume", "continue the run in --out, or this machine's latest, with the options that it was begun with"),
+    (
+        "--resume",
+        "continue the run in --out, or this machine's latest, with the options that it was begun with; others replace them",
+    ),
     ("--list", "print the benchmarks and their rows"),
     ("--help", "print this text"),
 ]
@@ -213,6 +216,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
         raise UserError(options.NO_TF32)
     preset = found.preset or ("full" if gpu else "quick")
+    _no_other_device(out, device)
     planned = plan(found, chosen, headers, preset, _rows(found, chosen, headers, folder))
     locate(found.data)
     environments.require()
@@ -379,6 +383,16 @@ def _out(found: Options) -> Path:
         none = f"{out}: no run there" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
         require_run(out, none)
     return out
+
+
+def _no_other_device(out: Path, device: str) -> None:
+    """Raises UserError where the folder holds records of another device: its pages and run.json are of one."""
+    other = "gpu" if device == "cpu" else "cpu"
+    if next((out / "rows").glob(f"*.{other}.*.json"), None):
+        held, this = other.upper(), device.upper()
+        raise UserError(
+            f"{_shown(out)}: holds a run on a {held}, and this one is on a {this}; choose another with --out"
+        )
 
 
 def _asked_for_gpu(found: Options) -> bool:

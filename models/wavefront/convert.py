@@ -47,6 +47,8 @@ def from_keras_layers(layers: keras.layers.Layer | Sequence[keras.layers.Layer],
                 between = f"add dropout={inner.rate:g} as an argument, one rate between all layers"
                 instead = between if 0 < k < len(layers) - 1 else "keep it before or after the new layer"
                 expected += f"; leave it out and {instead}"
+            if isinstance(inner, keras.Model):
+                expected += "; give a list of the model's own"
             raise ValueError(f"layer {k}: {given}, {expected}")
     fields, arrays, own = read_keras_layers(layers, OWN)
     del fields["mode"]

@@ -271,6 +271,17 @@ def test_script_that_compares_goes_with_a_single_row_by_a_constant_that_it_alone
     assert ALONE not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("argv", [[], ["--resume"]])
+def test_folder_of_a_run_on_another_device_is_left_as_it_is(scripts, capsys, argv):
+    out = scripts.parent / "out"
+    with records.open_run(out, {"options": ["--full"]}) as run_:
+        records.write_record(run_, record_cases.make(device="gpu", precision="tf32"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert run(scripts, "--device=cpu", *argv) == 2 and not (scripts / "started").exists()
+    assert "out: holds a run on a GPU, and this one is on a CPU; choose another with --out" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_resumed_run_goes_on_with_a_script_that_it_has_records_of(scripts, capsys):
     (scripts / "scaling.alone").touch()
     assert run(scripts) == 0 and "scaling" not in {name for name, *_ in started(scripts)}

@@ -26,7 +26,7 @@ def test_the_fastest_row_comes_first_with_its_figures(tmp_path):
     assert [row["row"] for row in rows] == ["keras_cudnn", "while_loop", "2 GPUs"]
     assert rows[0]["what it is"] == "cuDNN"
     assert rows[0]["words/s"] == "50,000"
-    assert rows[0]["speedup"] == "10.00x ±0.2 %"
+    assert rows[0]["speedup"] == "10.0x ±0.2 %"
     assert rows[0]["ms"] == "2.000 ±0.2 % (3)"
     assert rows[0]["proof"] == "proven, errors ≤ 3.4e-02"
     assert (
