@@ -253,7 +253,7 @@ class WavefrontLSTM(StackLayer):
 
     def drop(self, x: tf.Tensor) -> tf.Tensor:
         """Dropout as it acts between the layers in training, on x of any shape and float dtype; the result has the same."""
-        return keras.random.dropout(x, self.dropout, seed=self.seed_generator)
+        return self._dropped(x, self.dropout)
 
     def _between(self, training: bool) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """What acts between the layers in a call; None: nothing."""
@@ -262,7 +262,14 @@ class WavefrontLSTM(StackLayer):
     def recurrent_keep(self, batch: int | tf.Tensor) -> tf.Tensor:
         """What recurrent_dropout keeps in a call on `batch` sequences: booleans [num_layers·directions, 4, batch, units]."""
         ones = tf.ones([self.spec.num_pseudo_layers, 4, batch, self.units])
-        return keras.random.dropout(ones, self.recurrent_dropout, seed=self.seed_generator) > 0
+        return self._dropped(ones, self.recurrent_dropout) > 0
+
+    def _dropped(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+        """As keras.random.dropout. On a CPU Philox is named: what XLA draws there unasked takes sixty times as long."""
+        if not choice.on_cpu(()):
+            return keras.random.dropout(x, rate, seed=self.seed_generator)
+        seed = tf.cast(self.seed_generator.next(), tf.int32)
+        return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg="philox")
 
     def _run(self, x, states, lengths, training):
         x = _with_steps(x)

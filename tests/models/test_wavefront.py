@@ -126,6 +126,15 @@ def test_dropout_keeps_each_number_with_its_probability_and_the_mean(together, m
     assert 0.4 < np.mean(kept[:, 1:] == kept[:, :-1]) < 0.8, "every step is drawn anew"
 
 
+def test_dropout_on_a_cpu_names_its_generator():
+    made = WavefrontLSTM(3, 2, dropout=0.25, seed=3, dtype="float64")
+    x = tf.constant(random(50, 20))
+    np.testing.assert_array_equal(made.drop(x), keras.layers.Dropout(0.25, seed=3, dtype="float64")(x, training=True))
+    graph = tf.function(made.drop).get_concrete_function(tf.ones([3, 4])).graph
+    (draw,) = [op for op in graph.get_operations() if op.type == "StatelessRandomUniformV2"]
+    assert tf.get_static_value(draw.inputs[3]) == 1, "Philox, and not 3, which leaves it to XLA"
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
