@@ -76,7 +76,7 @@ def overview(run: str | os.PathLike, names: Sequence[str]) -> str:
     """One table of a run: a line per workload, a column per row named, and the fastest row against the others.
 
     Times are those of the headline tables' modes: of `fit` the whole training in s, else a training step in ms. Of a config's
-    precisions the one with the most rows, as in the headline tables.
+    precisions the one with the most rows, as in the headline tables. A workload is named with layers x units.
     """
     found, problems = tables.load(run)
     if problems:
@@ -90,9 +90,8 @@ def overview(run: str | os.PathLike, names: Sequence[str]) -> str:
             if any(name in by_row for name in names):
                 every += by_row.values()
                 departs = any(note.startswith(schema.DEPARTS) for r in by_row.values() for note in r["notes"])
-                what = (
-                    f"`{benchmark}` {config}, {precision}, {'s' if mode == 'fit' else 'ms'}{DEPARTS if departs else ''}"
-                )
+                unit = f"{'s' if mode == 'fit' else 'ms'}{DEPARTS if departs else ''}"
+                what = ", ".join([f"`{benchmark}` {config}", *_size(by_row), precision, unit])
                 times = [_time(by_row.get(name), mode) for name in names]
                 lines.append([what, *times, *_ratios(by_row, names[0], mode, layout.get("ours", []))])
     if not lines:
@@ -106,6 +105,13 @@ def overview(run: str | os.PathLike, names: Sequence[str]) -> str:
     drawn = markdown(headings, [False, *(True for _ in names), False, False], lines)
     notes = [text for mark, text in NOTES.items() if any(cell.endswith(mark) for line in lines for cell in line)]
     return "\n".join([f"{machine_line(every)}.", "", drawn, "", " ".join(notes)])
+
+
+def _size(by_row: Mapping[str, Mapping]) -> list[str]:
+    """["3x256"], layers and units; [] where the records do not say both."""
+    config = next(iter(by_row.values()))["config"]
+    sizes = [config.get(name) for name in ("NUM_LAYERS", "UNITS")]
+    return ["x".join(map(str, sizes))] if all(isinstance(size, int) for size in sizes) else []
 
 
 def _path(mode: str) -> str:

@@ -135,14 +135,14 @@ def _stack_makers() -> dict[str, Callable]:
     from models.wavefront.layer import WavefrontLSTM
 
     class ProvenWavefrontLSTM(WavefrontLSTM):
-        """WavefrontLSTM whose rate of dropout is a variable, for the reason of the Dropout above."""
+        """WavefrontLSTM whose rate of dropout is a variable, that of `between`, for the reason of the Dropout above."""
 
         def __init__(self, *arguments, **keywords) -> None:
             super().__init__(*arguments, **keywords)
             self.between = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
 
         def drop(self, x):
-            return self.between(x, training=True)
+            return self._dropped(x, keras.ops.cast(self.between.rate, x.dtype))
 
         def notes(self) -> list[str]:
             return tiling.notes(nvrtc.chip()) if self.implementation == "persistent" else []

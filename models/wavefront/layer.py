@@ -264,7 +264,7 @@ class WavefrontLSTM(StackLayer):
         ones = tf.ones([self.spec.num_pseudo_layers, 4, batch, self.units])
         return self._dropped(ones, self.recurrent_dropout) > 0
 
-    def _dropped(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+    def _dropped(self, x: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
         """As keras.random.dropout. On a CPU Philox is named: what XLA draws there unasked takes sixty times as long."""
         if not choice.on_cpu(()):
             return keras.random.dropout(x, rate, seed=self.seed_generator)
