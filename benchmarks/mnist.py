@@ -34,7 +34,7 @@ PRESETS = {                 # ROWS: those that train in about a minute; PyTorch'
                       "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_loop,keras_jax_cudnn,keras_torch"),
     # without what XLA compiles for a CPU: that takes longer than all of the training
     "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0,
-                  ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront_persistent,"
+                  ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront,wavefront_persistent,"
                        "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn"),
 }
 UNITS = None                # LSTM units per layer; None: the config's, as for the next nine
