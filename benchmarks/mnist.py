@@ -32,7 +32,6 @@ PRESETS = {                 # ROWS: those that train in about a minute; PyTorch'
     "full": dict(ROW_LIMIT_S=900.0, ROW_BUDGET_S=300.0,
                  ROWS="keras,keras_cudnn,keras_xla,keras_default,cudnn_stack,wavefront,wavefront_loop,wavefront_persistent,"
                       "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_loop,keras_jax_cudnn,keras_torch"),
-    # without what XLA compiles for a CPU: that takes longer than all of the training
     "quick": dict(EPOCHS=1, TRAIN_SEQUENCES=9600, ROW_LIMIT_S=180.0, ROW_BUDGET_S=60.0,
                   ROWS="keras,keras_cudnn,keras_default,cudnn_stack,wavefront,wavefront_persistent,"
                        "torch_lstm,torch_lstm_graph,jax_scan,jax_cudnn,keras_jax,keras_jax_cudnn"),
