@@ -130,7 +130,7 @@ def speedup(record: Mapping, base: Mapping | None, path: str) -> float | None:
 def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> str:
     """A speedup, of steps with the 95 % interval over the processes of both rows, and INCONCLUSIVE where that includes 1."""
     is_known = path in OF_STEPS and record is not base
-    shown = f"{ratio:.1g}x" if ratio < 0.05 else f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.1f}x"
+    shown = f"{ratio:.1g}x" if ratio < 0.05 else f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}x"
     if not is_known or not (found := intervals.ratio(base["blocks_ms"], record["blocks_ms"])):
         return shown
     width = max(found[1] / ratio, ratio / found[0])

@@ -97,7 +97,7 @@ def overview(run: str | os.PathLike, names: Sequence[str]) -> str:
     if not lines:
         raise UserError(f"{run}: expected records of at least one of the rows {', '.join(names)}")
     headings = [
-        "workload",
+        "workload, layers x units",
         *(f"`{name}`" for name in names),
         f"fastest, against `{names[0]}`",
         "against the fastest peer",

@@ -263,7 +263,7 @@ class Parent:
     def _first(self, expected: estimate.Estimate, row: str) -> estimate.Seconds:
         return expected.first(self._timed_name(), row, self.benchmark.rows[row].framework)
 
-    def _side_by_side(self, rows: int) -> dict[str, int]:
+    def _side_by_side(self, rows: int) -> dict[str, float]:
         """How many processes prepare side by side in a run of so many rows, and on how many GPUs."""
         at_once = max(1, min(self.at_once, rows))
         return {"at_once": at_once, "gpus": max(1, min(len(self.gpus), at_once))}

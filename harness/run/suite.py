@@ -388,7 +388,7 @@ def _out(found: Options) -> Path:
 def _no_other_device(out: Path, device: str) -> None:
     """Raises UserError where the folder holds records of another device: its pages and run.json are of one."""
     other = "gpu" if device == "cpu" else "cpu"
-    if next((out / "rows").glob(f"*.{other}.*.json"), None):
+    if next((out / "rows").glob(f"*.*.*.*.{other}.*.json"), None):
         held, this = other.upper(), device.upper()
         raise UserError(
             f"{_shown(out)}: holds a run on a {held}, and this one is on a {this}; choose another with --out"

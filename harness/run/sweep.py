@@ -223,10 +223,12 @@ class Sweep(Parent):
         """Into how many parts each of so many rows' points are dealt: each has a process of its own beside the others'."""
         return max(1, min(self.at_once // max(1, rows), len(self.shapes)))
 
-    def _side_by_side(self, rows: int) -> dict[str, Any]:
+    def _side_by_side(self, rows: int) -> dict[str, float]:
         """A GPU's points follow each other: in nearly all that one takes, first calls and blocks, it has the GPU alone."""
         found = super()._side_by_side(rows * self._parts(rows))
-        return {**found, "at_once": min(found["at_once"], estimate.at_once_of(found["gpus"]))}
+        if self.device == "gpu":
+            found["at_once"] = min(found["at_once"], estimate.at_once_of(found["gpus"]))
+        return found
 
     def _wanted(self, row: str) -> list[Point]:
         """The points at which the row is still to be measured; those where it cannot run are recorded as skipped."""

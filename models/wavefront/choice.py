@@ -86,15 +86,20 @@ def in_scratch() -> bool:
     return any(str(getattr(graph, "name", "")).startswith("scratch_graph") for graph in nvrtc.graphs())
 
 
-def on_cpu(devices: Sequence[str]) -> bool:
-    """Whether a call runs on a CPU, by where operations go from here and where its weights are."""
-    return any("CPU:" in device for device in (_own_device(), *devices))
+def on_cpu() -> bool:
+    """Whether operations go to a CPU from here."""
+    return "CPU:" in _own_device()
+
+
+def compiled_for_cpu() -> bool:
+    """Whether XLA compiles what is traced, for a CPU, and nothing takes its operations apart."""
+    return on_cpu() and _compiled_by_xla() and not nvrtc.vectorized()
 
 
 def _elsewhere(devices: Sequence[str]) -> str:
     """Why a launch cannot be here; empty: it can."""
     gpus = len(tf.config.get_visible_devices("GPU"))
-    if gpus and on_cpu(devices):
+    if gpus and (on_cpu() or any("CPU:" in device for device in devices)):
         return "on a CPU"
     if gpus and _logical_gpus() > gpus:
         return "several logical GPUs on a card"

@@ -266,9 +266,9 @@ class WavefrontLSTM(StackLayer):
 
     def _dropped(self, x: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
         """As keras.random.dropout. On a CPU Philox is named: what XLA draws there unasked takes sixty times as long."""
-        if not choice.on_cpu(()):
+        if not choice.on_cpu():
             return keras.random.dropout(x, rate, seed=self.seed_generator)
-        seed = tf.cast(self.seed_generator.next(), tf.int32)
+        seed = tf.cast(tf.math.floormod(self.seed_generator.next(), tf.int32.max - 1), tf.int32)  # as Keras does
         return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg="philox")
 
     def _run(self, x, states, lengths, training):
@@ -284,23 +284,23 @@ class WavefrontLSTM(StackLayer):
         own = [arrays[k : k + size] for k in range(0, len(arrays), size)]
         layers = [LayerWeights(*parts[:3], parts[3:]) for parts in own]
         dropout = self._between(training)
-        devices = [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()]
-        chosen = self._choose(x, layers, devices, lengths, dropout, keep)
+        chosen = self._choose(x, layers, lengths, dropout, keep)
         if lengths is not None:  # no gradient may come of what stands in the padding, such as NaN
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
         run, options = persistent_stack if chosen == "persistent" else lstm_stack, {}
-        if chosen == "xla" and choice.on_cpu(devices):
+        if chosen == "xla" and choice.compiled_for_cpu():
             options["unroll"] = CPU_UNROLL
             if not self.spec.bidirectional:
-                options["together"] = layers_together(self.num_layers, self.units, x.dtype.size, True, training)
+                sizes = self.num_layers, self.units, x.dtype.size
+                options["together"] = layers_together(*sizes, on_cpu=True, training=training)
         if self.spec.bidirectional:
             run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack
             layers = list(zip(layers[::2], layers[1::2], strict=True))
         outputs, *finals = run(x, layers, *states, lengths=lengths, dropout=dropout, keep=keep, **options)
         return outputs, finals
 
-    def _choose(self, x, layers, devices, lengths, dropout, keep) -> str:
+    def _choose(self, x, layers, lengths, dropout, keep) -> str:
         """The implementation of this trace. One for shapes alone leaves no word of it."""
         if choice.in_scratch():
             return "xla" if self.implementation == "auto" else self.implementation
@@ -310,7 +310,7 @@ class WavefrontLSTM(StackLayer):
         chosen, why = choice.chosen(
             x,
             layers,
-            devices,
+            [getattr(variable.value, "device", None) or "" for variable in self.parameters.values()],
             lengths=lengths,
             bidirectional=self.spec.bidirectional,
             dropout=bool(dropout),

@@ -131,7 +131,9 @@ class _Passes:
         kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
         kernel = kernel if self.keep is None else _by_gate(kernel)
         single = self.lanes == 1 and self.keep is None
-        if single:  # in the loop XLA makes one naive loop for a CPU of this and of a product with one sequence
+        if (
+            single
+        ):  # taken inside the loop, XLA fuses the view and the product of one sequence into a naive loop on a CPU
             kernel = kernel[0]
 
         def sums(h, fed, k, j):

@@ -72,6 +72,8 @@ def test_a_ratio_of_steps_has_its_interval_and_says_where_that_includes_1():
     assert cells.times_as_fast(fast, wide, 1.1, "fit_s") == "1.10x", "blocks say nothing of a whole training"
     assert cells.times_as_fast(fast, of(2.0), 2.0, "step_ms") == "2.00x", "one process says nothing of another"
     assert cells.times_as_fast(fast, fast, 1.0, "step_ms") == "1.00x"
+    digits = {0.049: "0.05x", 9.994: "9.99x", 9.996: "10.0x", 99.94: "99.9x", 99.96: "100x", 1694.8: "1695x"}
+    assert {ratio: cells.times_as_fast(fast, wide, ratio, "fit_s") for ratio in digits} == digits
     near = of(1.0040, 1.0041, 1.0039)
     shown = cells.times_as_fast(near, of(1.0000, 1.0001, 0.9999), 1 / 1.004, "step_ms")
     assert shown.startswith("0.996x ±0.0") and cells.INCONCLUSIVE not in shown, (

@@ -95,6 +95,13 @@ def test_an_overview_marks_what_departs_from_the_protocol_and_says_where_a_peer_
     assert "\\* departs from the published protocol" in text and "~ the page warns" in text
 
 
+def test_an_overview_names_layers_and_units_where_the_records_do(tmp_path):
+    config = {**make()["config"], "NUM_LAYERS": 2, "UNITS": 650}
+    run = run_of(tmp_path / "run", make("keras", config=config), make("wavefront", config=config), layout=OURS)
+    head, _, line = cells(documents.overview(run, ["keras"]))
+    assert (head[0], line[0]) == ("workload, layers x units", "`ptb` large, 2x650, tf32, ms")
+
+
 def test_an_overview_marks_a_time_of_whose_first_block_the_page_warns(tmp_path):
     for name, first, marked in (("slow", 10.4, True), ("steady", 10.0, False)):
         part = dict(blocks_ms=[first, 10.0, 10.0, 10.0, 10.0], items_per_batch=100, unit="words/s", proof=PROOF)

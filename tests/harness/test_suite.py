@@ -282,6 +282,13 @@ def test_folder_of_a_run_on_another_device_is_left_as_it_is(scripts, capsys, arg
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_a_row_or_config_may_be_named_as_a_device(scripts):
+    assert run(scripts, "--device=cpu", "--only=mnist") == 0
+    (scripts.parent / "out" / "rows").mkdir(exist_ok=True)
+    (scripts.parent / "out" / "rows" / "ptb.gpu.gpu.train.cpu.fp32.json").write_text("{}")
+    assert run(scripts, "--device=cpu", "--only=mnist") == 0
+
+
 def test_resumed_run_goes_on_with_a_script_that_it_has_records_of(scripts, capsys):
     (scripts / "scaling.alone").touch()
     assert run(scripts) == 0 and "scaling" not in {name for name, *_ in started(scripts)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.wavefront import choice
 from models.wavefront import layer as wavefront
 from models.wavefront.layer import WavefrontLSTM
 from tests import cudnn_layer_cases
@@ -58,11 +59,11 @@ def test_states_go_in_and_come_out_as_in_the_cudnn_layer(direction, normalized):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_on_a_cpu_layers_train_in_turn_and_compute_what_a_gpu_does(direction, monkeypatch):
+def test_under_xla_on_a_cpu_layers_train_in_turn_and_compute_what_a_gpu_does(direction, monkeypatch):
     made = layer(3, direction, return_sequences=True, recurrent_dropout=0)
     ran = []
-    for on_cpu in (True, False):
-        monkeypatch.setattr("models.wavefront.choice.on_cpu", lambda _, on_cpu=on_cpu: on_cpu)
+    for compiled in (True, False):
+        monkeypatch.setattr("models.wavefront.choice.compiled_for_cpu", lambda compiled=compiled: compiled)
         run = tf.function(lambda x: loss_and_gradients(lambda x: made(x, mask=MASK, training=True), x, made.weights))
         graph = run.get_concrete_function(tf.constant(INPUTS)).graph
         loops = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")]
@@ -71,6 +72,30 @@ def test_on_a_cpu_layers_train_in_turn_and_compute_what_a_gpu_does(direction, mo
     assert (turns, together) == (6, 0), "both passes of each layer; a GPU's body holds all of these steps"
     for given, expected in zip(own, of_gpu, strict=True):
         assert error(given, expected) < FLOAT64
+
+
+def test_the_schedule_of_a_cpu_is_that_of_xla_alone(monkeypatch):
+    seen = []
+    call = lambda x: seen.append(choice.compiled_for_cpu()) or x  # noqa: E731
+    x = tf.ones([2, 3])
+    call(x)
+    tf.function(call)(x)
+    tf.function(call, jit_compile=True)(x)
+    tf.function(lambda x: tf.vectorized_map(call, x), jit_compile=True)(x)
+    monkeypatch.setattr(choice, "_own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
+    tf.function(call, jit_compile=True)(x)
+    assert [seen[k] for k in (0, 1, 2, -2, -1)] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize(("units", "training", "loops"), [(4, True, 3), (4, False, 1), (512, False, 3)])
+def test_what_xla_is_given_for_a_cpu(units, training, loops):
+    made = WavefrontLSTM(units, 3)
+    run = tf.function(lambda x: made(x, training=training), jit_compile=True)
+    graph = run.get_concrete_function(tf.TensorSpec([1, 5, 4])).graph
+    bodies = [op.get_attr("body").name for op in graph.get_operations() if op.type in ("While", "StatelessWhile")]
+    ops = [node.op for f in graph.as_graph_def().library.function if f.signature.name in bodies for node in f.node_def]
+    assert len(bodies) == loops
+    assert (ops.count("Einsum"), ops.count("BatchMatMulV2")) == ((3, 0) if loops == 3 else (0, 1))
 
 
 LIMITS = {"float32": 1e-6, "mixed_float16": 2e-3, "float16": 2e-3, "mixed_bfloat16": 1.5e-2}
@@ -107,7 +132,7 @@ def test_mixed_precision_trains_float32_weights(policy):
 
 @pytest.mark.parametrize("together", ["together", "in turn"])
 def test_dropout_keeps_each_number_with_its_probability_and_the_mean(together, monkeypatch):
-    monkeypatch.setattr("models.wavefront.choice.on_cpu", lambda _: together == "in turn")
+    monkeypatch.setattr("models.wavefront.choice.compiled_for_cpu", lambda: together == "in turn")
     made = WavefrontLSTM(1, 2, dropout=0.25, return_sequences=True, seed=0, dtype="float64")
     made.build((None, None, 1))
     # Layer 0 gives constant numbers, layer 1's input gate alone hangs on them, and c forgets: every output is 0 or of one value.
