@@ -131,9 +131,7 @@ class _Passes:
         kernel = tf.concat([recurrent, _pad(links, 0, 1)], 2) if shared else tf.concat([recurrent, links], 0)
         kernel = kernel if self.keep is None else _by_gate(kernel)
         single = self.lanes == 1 and self.keep is None
-        if (
-            single
-        ):  # taken inside the loop, XLA fuses the view and the product of one sequence into a naive loop on a CPU
+        if single:  # not in the loop: XLA fuses this view and a product with one sequence into slow code for a CPU
             kernel = kernel[0]
 
         def sums(h, fed, k, j):
