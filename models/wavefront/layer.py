@@ -265,11 +265,13 @@ class WavefrontLSTM(StackLayer):
         return self._dropped(ones, self.recurrent_dropout) > 0
 
     def _dropped(self, x: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
-        """As keras.random.dropout. On a CPU Philox is named: what XLA draws there unasked takes sixty times as long."""
-        if not choice.on_cpu():
-            return keras.random.dropout(x, rate, seed=self.seed_generator)
+        """As keras.random.dropout. On a CPU Philox is named: what XLA draws there unasked takes sixty times as long.
+
+        Keras' function takes no tensor as a rate.
+        """
         seed = tf.cast(tf.math.floormod(self.seed_generator.next(), tf.int32.max - 1), tf.int32)  # as Keras does
-        return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg="philox")
+        rng_alg = "philox" if choice.on_cpu() else "auto_select"
+        return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg=rng_alg)
 
     def _run(self, x, states, lengths, training):
         x = _with_steps(x)

@@ -160,6 +160,15 @@ def test_dropout_on_a_cpu_names_its_generator():
     assert tf.get_static_value(draw.inputs[3]) == 1, "Philox, and not 3, which leaves it to XLA"
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_rate_of_dropout_may_be_a_tensor_wherever_it_runs(on_cpu, monkeypatch):
+    monkeypatch.setattr(choice, "on_cpu", lambda: on_cpu)
+    made, x = WavefrontLSTM(3, 2, dropout=0.25, seed=3), tf.ones([50, 20])
+    dropped = tf.function(made._dropped)
+    np.testing.assert_array_equal(dropped(x, tf.constant(0.0)), x)
+    assert 0.1 < np.mean(dropped(x, tf.constant(0.25)) == 0) < 0.4
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
