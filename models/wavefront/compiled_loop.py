@@ -145,7 +145,9 @@ def _program(step: Callable) -> Callable:
     The count is a tensor: one program runs any number of steps. The program is compiled once per shape of `batches`, and `step`
     traced once per shape of a batch, once more where its first trace makes variables, such as those of the metrics.
     """
-    step, loops = tf.function(step, autograph=False), {}
+    loops = {}
+    # jit_compile is said here too: what it traces may ask whether XLA compiles it.
+    step = tf.function(step, jit_compile=True, autograph=False)
 
     def program(batches, count):
         spec = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), batches)
