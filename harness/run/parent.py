@@ -146,6 +146,7 @@ class Parent:
                 raise UserError(impossible)
             sizes.check(constants, self.benchmark.values(constants), machine.memory_bytes(), gpu_bytes)
         out = Path(os.path.expanduser(self.options.out or "") or self._default_out())
+        resume.refuse_other_device(out, self.device)
         if "resume" in self.flags:
             resume.refuse_other_machine(out, self._names(), self.device)
             if found := self._contradicts(out, (), self.options.values):

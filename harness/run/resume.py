@@ -37,6 +37,16 @@ def require_run(out: Path, none: str) -> None:
         raise UserError(f"--resume: {none}; name a run's folder by --out=DIR, or leave --resume out to begin one")
 
 
+def refuse_other_device(run: Path, device: str) -> None:
+    """UserError where a run's folder, which need not be there, holds records of the other device: its pages are of one."""
+    other = "gpu" if device == "cpu" else "cpu"
+    if next((run / "rows").glob(f"*.*.*.*.{other}.*.json"), None):
+        held, this = other.upper(), device.upper()
+        raise UserError(
+            f"{run}: holds a run on a {held}, and this one is on a {this}; choose another folder with --out"
+        )
+
+
 def refuse_other_machine(run: Path, names: Collection[str], device: str) -> None:
     """UserError where a row's earlier record is another machine's, which --resume would replace.
 

@@ -32,7 +32,7 @@ from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
 from harness.run.parent import require_gpus
-from harness.run.resume import require_run
+from harness.run.resume import refuse_other_device, require_run
 
 PROJECT = Path(__file__).resolve().parents[2]
 BENCHMARKS = PROJECT / "benchmarks"
@@ -216,7 +216,7 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
     if device == "cpu" and found.values.get("PRECISION") == "tf32":
         raise UserError(options.NO_TF32)
     preset = found.preset or ("full" if gpu else "quick")
-    _no_other_device(out, device)
+    refuse_other_device(out, device)
     planned = plan(found, chosen, headers, preset, _rows(found, chosen, headers, folder))
     locate(found.data)
     environments.require()
@@ -383,16 +383,6 @@ def _out(found: Options) -> Path:
         none = f"{out}: no run there" if found.out else f"no run of this machine on {device} in {_shown(out.parent)}"
         require_run(out, none)
     return out
-
-
-def _no_other_device(out: Path, device: str) -> None:
-    """Raises UserError where the folder holds records of another device: its pages and run.json are of one."""
-    other = "gpu" if device == "cpu" else "cpu"
-    if next((out / "rows").glob(f"*.*.*.*.{other}.*.json"), None):
-        held, this = other.upper(), device.upper()
-        raise UserError(
-            f"{_shown(out)}: holds a run on a {held}, and this one is on a {this}; choose another with --out"
-        )
 
 
 def _asked_for_gpu(found: Options) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from harness.record import machine, records
 from harness.run.benchmark import main
+from tests import record_cases
 
 
 def refusal(capfd, status: int) -> str:
@@ -95,6 +96,16 @@ def test_a_second_run_into_the_same_folder_is_refused(stub, capfd):
     with records.open_run(stub.out):
         line = refusal(capfd, stub.main())
     assert "another run" in line and "--out" in line
+    assert stub.starts() == []
+
+
+@pytest.mark.parametrize("argv", [[], ["--resume"]])
+def test_a_folder_of_a_run_on_another_device_is_left_as_it_is(stub, capfd, argv):
+    with records.open_run(stub.out) as run:
+        records.write_record(run, record_cases.make(device="gpu", precision="tf32"))
+    before = {path: path.read_bytes() for path in stub.out.rglob("*") if path.is_file()}
+    assert "holds a run on a GPU, and this one is on a CPU; choose another" in refusal(capfd, stub.main(*argv))
+    assert {path: path.read_bytes() for path in stub.out.rglob("*") if path.is_file()} == before
     assert stub.starts() == []
 
 

@@ -278,7 +278,10 @@ def test_folder_of_a_run_on_another_device_is_left_as_it_is(scripts, capsys, arg
         records.write_record(run_, record_cases.make(device="gpu", precision="tf32"))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert run(scripts, "--device=cpu", *argv) == 2 and not (scripts / "started").exists()
-    assert "out: holds a run on a GPU, and this one is on a CPU; choose another with --out" in capsys.readouterr().err
+    assert (
+        "out: holds a run on a GPU, and this one is on a CPU; choose another folder with --out"
+        in capsys.readouterr().err
+    )
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
