@@ -49,7 +49,7 @@ import tensorflow as tf
 from . import checks, choice
 from .persistent import persistent_bidirectional_stack, persistent_stack
 from .spec import Shapes, StackSpec, check_weights
-from .stack import CPU_UNROLL, LayerWeights, bidirectional_stack, layers_together, lstm_stack
+from .stack import CPU_UNROLL, LayerWeights, bidirectional_stack, lstm_stack
 from .stack_layer import StackLayer
 
 NORMALIZATION = {"recurrent_gain": 4, "kernel_gain": 4, "cell_gain": 1, "cell_bias": 1}  # of a layer: sizes in units
@@ -291,11 +291,10 @@ class WavefrontLSTM(StackLayer):
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
         run, options = persistent_stack if chosen == "persistent" else lstm_stack, {}
-        if chosen == "xla" and choice.compiled_for_cpu():
-            options["unroll"] = CPU_UNROLL
-            if not self.spec.bidirectional:
-                sizes = self.num_layers, self.units, x.dtype.size
-                options["together"] = layers_together(*sizes, on_cpu=True, training=training)
+        if (
+            chosen == "xla" and choice.compiled_for_cpu()
+        ):  # a step of one layer keeps a CPU's cores busy, unlike a GPU's
+            options = {"unroll": CPU_UNROLL} | ({} if self.spec.bidirectional else {"together": 1})
         if self.spec.bidirectional:
             run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack
             layers = list(zip(layers[::2], layers[1::2], strict=True))

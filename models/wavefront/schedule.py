@@ -97,6 +97,8 @@ class _Passes:
         dtype, wide: of products and of what is kept; of the gates' arithmetic and of c.
         fed, lag: lanes that have `projected` as their input; steps until the last lane starts.
         time, body, bodies: steps of the input; steps in a body; runs of it. Their product may be more: the rest is idle.
+        ahead: whether what a body of one step reads is taken out of its array in the step before. XLA for a CPU fuses a slice
+            taken in the step itself into the gates' arithmetic, whose loop then is not vectorised.
         lane: [lanes, 1, 1], the step at which each lane is at time 0.
         masks: by body, [bodies, body, lanes - 1, batch, units], or None.
         keep: gates first, with all of what goes up the links: [4, lanes + links, batch, units], or None.
@@ -113,6 +115,7 @@ class _Passes:
         steps = self.time + self.lag
         self.bodies = -(-steps // unroll)
         self.body = -(-steps // self.bodies) if isinstance(steps, int) else unroll
+        self.ahead = unroll == 1
         self.lane = tf.reshape(tf.range(lanes) if linked else tf.zeros([lanes], tf.int32), [lanes, 1, 1])
         self.masks = None if masks is None else self._by_body(masks, 0, 0)
         if keep is not None:
@@ -133,6 +136,9 @@ class _Passes:
         single = self.lanes == 1 and self.keep is None
         if single:  # not in the loop: XLA fuses this view and a product with one sequence into slow code for a CPU
             kernel = kernel[0]
+
+        def reads(k):
+            return lambda j: (fed[:, k, j],)
 
         def sums(h, fed, k, j):
             """The gates' two summands, from a lane's own h and from its input, each [lanes, batch, 4·units]."""
@@ -155,10 +161,10 @@ class _Passes:
                 from_input = _pad(from_input, 0, self.lanes - 1) + _pad(to_above, 1, 0)
             return from_h, from_input if normalization else from_input + bias
 
-        def body(k, h, c, *arrays):
+        def body(k, read, h, c, *arrays):
             steps = []
             for j in range(self.body):
-                from_h, from_input = sums(h, fed[:, k, j], k, j)
+                from_h, from_input = sums(h, *read(j), k, j)
                 parameters, active = [*normalization[:2], bias[:, 0], *normalization[2:]], self._active(k, j)
                 next_h, next_c, kept = self.cell.forward(from_h, from_input, c, parameters, active)
                 next_h = tf.cast(next_h, self.dtype)
@@ -170,7 +176,7 @@ class _Passes:
             return h, c, *(array.write(k, values) for array, values in zip(arrays, stacked, strict=True))
 
         arrays = self._arrays(3)
-        h, c, *arrays = self._loop(body, (h, c, *arrays))
+        h, c, *arrays = self._loop(body, reads, (h, c, *arrays))
         *kept, outputs = (array.stack() for array in arrays)
         return self._by_time(outputs, self.lag), h, c, kept
 
@@ -201,14 +207,18 @@ class _Passes:
                 by_own, by_above = product[: self.lanes], product[self.lanes :]
             return by_own + _pad(by_above if self.masks is None else by_above * self._widen(self.masks[k, j]), 0, 1)
 
-        def body(k, d_h, d_c, d_parameters, *arrays):
+        def reads(k):
             k = self.bodies - 1 - k
-            steps, values_k = [], values[k]
+            values_k = values[k]
+            return lambda j: (values_k[:, :, j], d_outputs[:, k, j])
+
+        def body(k, read, d_h, d_c, d_parameters, *arrays):
+            k, steps = self.bodies - 1 - k, []
             for j in reversed(range(self.body)):
-                active = self._active(k, j)
-                d_h += _pad(self._widen(d_outputs[:, k, j]), self.lanes - self.fed, 0)
+                active, (kept_j, d_output) = self._active(k, j), read(j)
+                d_h += _pad(self._widen(d_output), self.lanes - self.fed, 0)
                 d_from_h, d_from_input, d_c, more = self.cell.backward(
-                    self._widen(values_k[:, :, j]), d_h, d_c, parameters, active
+                    self._widen(kept_j), d_h, d_c, parameters, active
                 )
                 d_from_h, d_from_input = tf.cast(d_from_h, self.dtype), tf.cast(d_from_input, self.dtype)
                 d_h = through(d_from_h, d_from_input, k, j) + _idle(active, d_h)  # an idle lane's h stood still
@@ -219,7 +229,7 @@ class _Passes:
 
         d_parameters = [] if self.cell.one_gradient else [tf.zeros_like(x) for x in parameters]
         arrays = self._arrays(1 if self.cell.one_gradient else 2)
-        d_h, d_c, d_parameters, *arrays = self._loop(body, (self._widen(d_h), d_c, d_parameters, *arrays))
+        d_h, d_c, d_parameters, *arrays = self._loop(body, reads, (self._widen(d_h), d_c, d_parameters, *arrays))
         d_from_h, d_from_input = (self._flat(array.stack()) for array in (arrays[0], arrays[-1]))
         d_recurrent, d_links = self._kernel_gradients(hs, d_from_h, d_from_input)
         d_projected = self._by_time(d_from_input[:, : self.fed], 0)
@@ -251,25 +261,34 @@ class _Passes:
     # -- steps, loops and their arrays ---------------------------------------------------------------------------------
 
     def _active(self, k, j: int) -> tf.Tensor | None:
-        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are. A step of a loop, whose
-        number is known on the device alone, is never None."""
-        known = isinstance(k, int) and isinstance(self.time, int) and self.lengths is None
-        if known and self.lag <= k * self.body + j < self.time:
-            return None
+        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are, as far as the trace can tell."""
+        if self.lengths is None and isinstance(self.time, int):
+            always = self.lag == 0 and self.bodies * self.body == self.time
+            if always or (isinstance(k, int) and self.lag <= k * self.body + j < self.time):
+                return None
         time = k * self.body + j - self.lane
         end = self.time if self.lengths is None else tf.reshape(self.lengths, [1, -1, 1])
         return (time >= 0) & (time < end)
 
-    def _loop(self, body: Callable, values: tuple) -> tuple:
-        """`body` with k = 0, 1, … on what it returned before; one without a loop where it is the only one."""
+    def _loop(self, body: Callable, reads: Callable, values: tuple) -> tuple:
+        """`body` with k = 0, 1, …, `reads(k)`, and what it returned before; without a loop where it runs once.
+
+        `reads(k)` is a function: j → what step j of that body reads of the arrays that were there before the loop.
+        """
         if isinstance(self.bodies, int) and self.bodies == 1:
-            return body(0, *values)
+            return body(0, reads(0), *values)
 
         def step(k, *values):
-            return k + 1, *body(k, *values)
+            return k + 1, *body(k, reads(k), *values)
 
-        start = (tf.constant(0), *values)
-        return tf.while_loop(lambda k, *_: k < self.bodies, step, start, maximum_iterations=self.bodies)[1:]
+        def step_ahead(k, now, *values):
+            following = reads(tf.minimum(k + 1, self.bodies - 1))(0)
+            return k + 1, following, *body(k, lambda j: now, *values)
+
+        start = (tf.constant(0), reads(0)(0), *values) if self.ahead else (tf.constant(0), *values)
+        run = step_ahead if self.ahead else step
+        results = tf.while_loop(lambda k, *_: k < self.bodies, run, start, maximum_iterations=self.bodies)
+        return results[-len(values) :]
 
     def _arrays(self, count: int) -> list[tf.TensorArray]:
         return [tf.TensorArray(self.dtype, self.bodies) for _ in range(count)]

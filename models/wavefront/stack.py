@@ -9,7 +9,7 @@ from .schedule import UNROLL, advance
 
 # Bytes of one recurrent kernel from which on the layers take turns: a step then waits for the weights to come from memory,
 # and a product of all layers at once would read the kernels of the links at every step too.
-TURNS_FROM_BYTES = {"gpu": 16 * 2**20, "cpu": 4 * 2**20}
+TURNS_FROM_BYTES = 16 * 2**20
 CPU_UNROLL = 1  # under XLA on a CPU a longer body is hardly faster anywhere, and is compiled two to four times as long
 
 
@@ -28,17 +28,13 @@ class LayerWeights(NamedTuple):
     normalization: Sequence[tf.Tensor] = ()
 
 
-def layers_together(num_layers: int, units: int, itemsize: int, on_cpu: bool = False, training: bool = False) -> int:
+def layers_together(num_layers: int, units: int, itemsize: int) -> int:
     """How many layers advance together: all of them, or one at a time where a step waits for its weights.
-
-    In training on a CPU it is one: a step of one layer keeps its cores busy, which it does not do to a GPU.
 
     Args:
         itemsize: bytes of a number in the products.
-        on_cpu: whether XLA compiles it for a CPU.
     """
-    turns = 4 * units * units * itemsize >= TURNS_FROM_BYTES["cpu" if on_cpu else "gpu"]
-    return 1 if turns or (on_cpu and training) else num_layers
+    return 1 if 4 * units * units * itemsize >= TURNS_FROM_BYTES else num_layers
 
 
 def lstm_stack(
