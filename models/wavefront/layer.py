@@ -291,9 +291,8 @@ class WavefrontLSTM(StackLayer):
             within = tf.transpose(tf.sequence_mask(lengths, x.shape[0] or tf.shape(x)[0]))
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
         run, options = persistent_stack if chosen == "persistent" else lstm_stack, {}
-        if (
-            chosen == "xla" and choice.compiled_for_cpu()
-        ):  # a step of one layer keeps a CPU's cores busy, unlike a GPU's
+        # On a CPU layers take turns: a step of one layer keeps its cores busy.
+        if chosen == "xla" and choice.compiled_for_cpu():
             options = {"unroll": CPU_UNROLL} | ({} if self.spec.bidirectional else {"together": 1})
         if self.spec.bidirectional:
             run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack

@@ -62,7 +62,7 @@ def advance(
         keep: [lanes, 4, batch, units] booleans, which of a lane's h each gate sees at every step: elsewhere it sees 0 (recurrent
             dropout, whose factor is in `recurrent`); or None: all.
         normalization: recurrent_gain, kernel_gain, cell_gain, cell_bias of NormalizedLSTMCell; none: no layer normalisation.
-        unroll: steps in a loop's body, at most.
+        unroll: steps in a loop's body, at most; with 1, for a CPU, what a step reads is taken in the step before.
 
     Returns:
         outputs [1, time, batch, units] of the last lane where lanes are linked, else [lanes, time, batch, units], 0 past
@@ -97,8 +97,8 @@ class _Passes:
         dtype, wide: of products and of what is kept; of the gates' arithmetic and of c.
         fed, lag: lanes that have `projected` as their input; steps until the last lane starts.
         time, body, bodies: steps of the input; steps in a body; runs of it. Their product may be more: the rest is idle.
-        ahead: whether what a body of one step reads is taken out of its array in the step before. XLA for a CPU fuses a slice
-            taken in the step itself into the gates' arithmetic, whose loop then is not vectorised.
+        ahead: whether what a body of one step reads of inputs and kept values is taken out of their arrays in the step before.
+            XLA for a CPU fuses a slice taken in the step itself into the gates' arithmetic, whose loop then is not vectorised.
         lane: [lanes, 1, 1], the step at which each lane is at time 0.
         masks: by body, [bodies, body, lanes - 1, batch, units], or None.
         keep: gates first, with all of what goes up the links: [4, lanes + links, batch, units], or None.
@@ -261,10 +261,12 @@ class _Passes:
     # -- steps, loops and their arrays ---------------------------------------------------------------------------------
 
     def _active(self, k, j: int) -> tf.Tensor | None:
-        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: all are, as far as the trace can tell."""
-        if self.lengths is None and isinstance(self.time, int):
-            always = self.lag == 0 and self.bodies * self.body == self.time
-            if always or (isinstance(k, int) and self.lag <= k * self.body + j < self.time):
+        """Which lanes are within a sequence, [lanes, 1 or batch, 1]; None: the trace knows that all are."""
+        if self.lengths is None:
+            if self.ahead and self.lag == 0:  # no body has a step too many
+                return None
+            known = isinstance(k, int) and isinstance(self.time, int)
+            if known and self.lag <= k * self.body + j < self.time:
                 return None
         time = k * self.body + j - self.lane
         end = self.time if self.lengths is None else tf.reshape(self.lengths, [1, -1, 1])
@@ -273,7 +275,8 @@ class _Passes:
     def _loop(self, body: Callable, reads: Callable, values: tuple) -> tuple:
         """`body` with k = 0, 1, …, `reads(k)`, and what it returned before; without a loop where it runs once.
 
-        `reads(k)` is a function: j → what step j of that body reads of the arrays that were there before the loop.
+        `reads(k)` is a function: j → what step j of that body reads of inputs or kept values. Where `ahead`, step k takes it for
+        step k + 1; the last one takes its own again, unused.
         """
         if isinstance(self.bodies, int) and self.bodies == 1:
             return body(0, reads(0), *values)

@@ -10,7 +10,8 @@ from .schedule import UNROLL, advance
 # Bytes of one recurrent kernel from which on the layers take turns: a step then waits for the weights to come from memory,
 # and a product of all layers at once would read the kernels of the links at every step too.
 TURNS_FROM_BYTES = 16 * 2**20
-CPU_UNROLL = 1  # under XLA on a CPU a longer body is hardly faster anywhere, and is compiled two to four times as long
+# Under XLA on a CPU: with a body of one step schedule.py reads ahead, and a longer body is compiled two to four times as long.
+CPU_UNROLL = 1
 
 
 class LayerWeights(NamedTuple):

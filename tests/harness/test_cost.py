@@ -102,7 +102,7 @@ finally:
 
 
 def test_parent_takes_less_than_100_mb_to_the_end_of_its_run(stub):
-    shutil.copytree(run_of_rows(stub.folder / "committed", runs="cpu-*"), stub.out)  # as the stub's rows
+    shutil.copytree(run_of_rows(stub.folder / "committed", runs="cpu-*"), stub.out)  # of a CPU, as the stub's rows
     command = [sys.executable, "-c", WHOLE_RUN, str(stub.script), *stub.arguments("--rows=first,second")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from models import rows
+from models.wavefront import choice
 from models.wavefront.compiled_loop import CompiledLoop
 from tests import cases
 
@@ -50,6 +51,17 @@ def assert_same(usual, looped):
         np.testing.assert_allclose(looped[0][name], values, rtol=1e-6, err_msg=name)
     for one, other in zip(usual[1] + usual[2], looped[1] + looped[2], strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=4e-7 * np.abs(one).max(initial=1e-30))
+
+
+def test_what_a_step_traces_sees_that_xla_compiles_it(monkeypatch):
+    """Else WavefrontLSTM took the schedule of a graph without XLA, and its CPU's masks were others than outside of the loop."""
+    seen, model = [], model_of(CompiledLoop)
+    first = model.layers[0]
+    call = first.call
+    monkeypatch.setattr(first, "call", lambda x, **more: seen.append(choice.compiled_for_cpu()) or call(x, **more))
+    model.fit(X[: 4 * BATCH], Y[: 4 * BATCH], batch_size=BATCH, verbose=0)
+    model.evaluate(X[: 4 * BATCH], Y[: 4 * BATCH], batch_size=BATCH, verbose=0)
+    assert len(seen) >= 2 and all(seen)
 
 
 # --- the same training --------------------------------------------------------------------------------------------------

@@ -158,16 +158,16 @@ def schedules(num_layers):
 
 @pytest.mark.parametrize("num_layers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)), 4])
 def test_outputs_states_and_all_gradients_match_the_reference_at_every_number_of_steps(num_layers):
-    """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end."""
+    """In a graph that knows no sizes: its loop's bodies are all of UNROLL steps, the last one idle after the end; or of one."""
     case = Case(num_layers, 40)
-    for together in schedules(num_layers):
+    for options in [dict(together=1, unroll=1), *(dict(together=k) for k in schedules(num_layers))]:
 
         @functools.partial(tf.function, autograph=False)
-        def run(x, factor, together=together):
+        def run(x, factor, options=options):
             arrays = {**case.tensors(), "x": x}
             with tf.GradientTape() as tape:
                 tape.watch(arrays)
-                results = case.run(arrays, together=together)
+                results = case.run(arrays, **options)
                 loss = tf.reduce_sum(results[0] * factor)
             return results, tape.gradient(loss, arrays)
 
@@ -244,19 +244,24 @@ def test_the_plain_stack_is_the_reference(bidirectional):
         )
 
 
+@pytest.mark.parametrize("unroll", [1, 3])
 @pytest.mark.parametrize(
     "kwargs",
     [
+        dict(),
         dict(lengths=(7, 3, 5), rate=0.4),
         dict(normalized=True),
         dict(bidirectional=True, lengths=(7, 3, 5)),
         dict(recurrent=True),
     ],
-    ids=["dropout and lengths", "normalised", "bidirectional with lengths", "recurrent dropout"],
+    ids=["plain", "dropout and lengths", "normalised", "bidirectional with lengths", "recurrent dropout"],
 )
-def test_xla_computes_the_same(kwargs):
+def test_xla_computes_the_same(kwargs, unroll):
     case = Case(2, 7, **kwargs)
-    options = dict(unroll=3, **(dict(dropout=case.fixed_masks(2)) if "rate" in kwargs else {}))
+    together = 2 if unroll > 1 else 1
+    options = dict(unroll=unroll, **(dict(dropout=case.fixed_masks(together)) if "rate" in kwargs else {}))
+    if "bidirectional" not in kwargs:
+        options["together"] = together
     compiled = tf.function(functools.partial(case.gradients, **options), autograph=False, jit_compile=True)
     case.check(*compiled(case.tensors()))
 
@@ -302,7 +307,8 @@ def test_a_gradient_survives_400_steps_of_a_forget_gate_near_one(dtype, forget):
     assert tape.gradient(final, c).numpy().item() == pytest.approx(rounded**steps, rel=0.02)
 
 
-def test_second_derivatives_match_central_differences():
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_second_derivatives_match_central_differences(unroll):
     rng = np.random.default_rng(3)
     projected, recurrent, links, bias = (
         tf.constant(rng.normal(size=shape)) for shape in ((1, 5, 2, 12), (2, 3, 12), (1, 3, 12), (2, 12))
@@ -312,14 +318,18 @@ def test_second_derivatives_match_central_differences():
     def penalty(kernels):
         with tf.GradientTape() as tape:
             tape.watch(kernels)
-            outputs = advance(projected, kernels, links, bias, states, states, unroll=3)[0]
+            outputs = advance(projected, kernels, links, bias, states, states, unroll=unroll)[0]
             loss = tf.reduce_sum(outputs**2)
         return tf.reduce_sum(tape.gradient(loss, kernels) ** 2)
 
-    with tf.GradientTape() as tape:
-        tape.watch(recurrent)
-        value = penalty(recurrent)
-    gradient = tape.gradient(value, recurrent).numpy()
+    @tf.function(autograph=False)
+    def gradient_of_penalty(recurrent):
+        with tf.GradientTape() as tape:
+            tape.watch(recurrent)
+            value = penalty(recurrent)
+        return tape.gradient(value, recurrent)
+
+    gradient = gradient_of_penalty(recurrent).numpy()
     direction = tf.constant(rng.normal(size=recurrent.shape))
     change = (penalty(recurrent + 1e-5 * direction) - penalty(recurrent - 1e-5 * direction)) / 2e-5
     assert np.sum(gradient * direction.numpy()) == pytest.approx(float(change), rel=1e-6)
