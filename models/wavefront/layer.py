@@ -31,9 +31,10 @@ set with drop_remainder=True, or `fit` and `evaluate` of a CompiledLoop with ste
 is not supported. "auto", the default, takes "persistent" where that runs, in a call that is not eager, else "xla"
 (choice.py has the rule); layer.chosen says which. Of the others, what one cannot do is a ValueError.
 
-Where to read on: stack.py chooses what of the stack advances together, schedule.py is the schedule, forward and backward,
-cells.py the arithmetic of one step; persistent.py and kernels/ are the persistent kernels. convert.py goes to and
-from keras.layers.LSTM and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical tensors of spec.py.
+Where to read on: stack.py chooses what of the stack advances together (on a CPU under XLA one layer at a time), schedule.py is
+the schedule, forward and backward, cells.py the arithmetic of one step; persistent.py and kernels/ are the persistent
+kernels. convert.py goes to and from keras.layers.LSTM and torch.nn.LSTM. `.keras` and `.weights.h5` hold the canonical
+tensors of spec.py.
 """
 
 import functools

@@ -281,17 +281,12 @@ class _Passes:
         if isinstance(self.bodies, int) and self.bodies == 1:
             return body(0, reads(0), *values)
 
-        def step(k, *values):
-            return k + 1, *body(k, reads(k), *values)
+        def step(k, now, *values):
+            following = reads(tf.minimum(k + 1, self.bodies - 1))(0) if self.ahead else ()
+            return k + 1, following, *body(k, (lambda j: now) if self.ahead else reads(k), *values)
 
-        def step_ahead(k, now, *values):
-            following = reads(tf.minimum(k + 1, self.bodies - 1))(0)
-            return k + 1, following, *body(k, lambda j: now, *values)
-
-        start = (tf.constant(0), reads(0)(0), *values) if self.ahead else (tf.constant(0), *values)
-        run = step_ahead if self.ahead else step
-        results = tf.while_loop(lambda k, *_: k < self.bodies, run, start, maximum_iterations=self.bodies)
-        return results[-len(values) :]
+        start = (tf.constant(0), reads(0)(0) if self.ahead else (), *values)
+        return tf.while_loop(lambda k, *_: k < self.bodies, step, start, maximum_iterations=self.bodies)[2:]
 
     def _arrays(self, count: int) -> list[tf.TensorArray]:
         return [tf.TensorArray(self.dtype, self.bodies) for _ in range(count)]
