@@ -7,11 +7,12 @@ How rows get their processes is the parent's kind: rows_in_turn.py, together.py,
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
 from harness.errors import CrashError, UserError
-from harness.run import child, processes
+from harness.run import child, processes, progress
 from harness.run.parent import Parent
 from harness.run.rows_in_turn import RowsInTurn
 from harness.run.script import Benchmark
@@ -25,6 +26,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type[P
     parent: how the rows are run, where that is not in turn with a process for each.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    of_suite = progress.REPORTS in os.environ  # which says itself how to go on
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
     try:
@@ -39,5 +41,6 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type[P
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
+        if not of_suite:
+            print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
         return 130

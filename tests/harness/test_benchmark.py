@@ -14,7 +14,7 @@ import pytest
 
 from harness.record import intervals, machine, records, schema
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.run import estimate, references
+from harness.run import benchmark, estimate, progress, references
 from harness.run.progress import Left, Progress
 from harness.run.rows_in_turn import RowsInTurn
 from tests import record_cases
@@ -383,6 +383,18 @@ def test_a_process_that_crashes_after_its_result_keeps_it_and_says_so(stub):
 
 
 # Ctrl-C
+
+
+@pytest.mark.parametrize("of_suite", [False, True])
+def test_a_script_that_the_suite_started_leaves_it_to_say_how_to_go_on(of_suite, capsys, monkeypatch):
+    class Interrupted:
+        def __init__(self, benchmark, argv):
+            raise KeyboardInterrupt
+
+    if of_suite:
+        monkeypatch.setenv(progress.REPORTS, "3")
+    assert benchmark.main(None, [], Interrupted) == 130
+    assert ("--resume goes on from there" in capsys.readouterr().err) is not of_suite
 
 
 @pytest.mark.parametrize("resume", [False, True])
