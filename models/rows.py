@@ -255,7 +255,8 @@ TENSORFLOW = {
         compile_rest=True,
     ),
     "wavefront": _tensorflow(
-        "all layers together along the diagonal (on a CPU in turn), in TensorFlow, the whole step compiled by XLA",
+        "all layers together along the diagonal (wide ones, and all on a CPU, in turn), in TensorFlow, the whole step compiled "
+        "by XLA",
         "wavefront_stack.WavefrontStack",
         _without_cudnn(lambda layers, steps: {"xla": 1, WAVEFRONT_OP: 1}, _WAVEFRONT_NOT),
         ours=True,
