@@ -8,6 +8,7 @@ from harness.report.cells import plain, value_at
 
 # Title: key of a record's environment.
 SOFTWARE = {"TensorFlow": "tensorflow", "Keras": "keras"} | {f.title: name for name, f in frameworks.FRAMEWORKS.items()}
+AT_MOST = 3  # records that are named one by one
 ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *SOFTWARE.values(), "numpy", "python", "cpu", "cores", "os")
 
 
@@ -33,7 +34,10 @@ def in_words(found: Mapping[str, Sequence[str]]) -> str:
 
 
 def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
-    """The commonest value, then the others with the records that have them; "" where no record knows it."""
+    """The commonest value, then the others with the records that have them; "" where no record knows it.
+
+    Of more than AT_MOST records it names the frameworks, the benchmarks or the tables, where it is all of their records.
+    """
 
     def parts(record: Mapping) -> dict[str, Any]:
         rest = {name: record[name] for name in ("row", "mode", "device", "precision")}
@@ -44,7 +48,29 @@ def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) ->
     told = [name for name in next(iter(every), ()) if name in ("row", "mode") or len({of[name] for of in every}) > 1]
     found = spread(rows, value_of, lambda record: " ".join(parts(record)[name] for name in told))
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
-    return "; ".join([common, *(f"but {value} in {listed(found[value], at_most=3)}" for value in others)])
+
+    def table_of(record: Mapping) -> str:
+        own = {**parts(record), "row": "", "mode": "fit" if record["mode"] == "fit" else ""}
+        return " ".join(own[name] for name in told if own[name]) or "this table"
+
+    def where(value: str) -> str:
+        for group_of in (
+            (_framework_of, lambda record: record["benchmark"], table_of) if len(found[value]) > AT_MOST else ()
+        ):
+            groups = spread(rows, value_of, group_of)
+            if set(groups[value]).isdisjoint(name for other in groups if other != value for name in groups[other]):
+                return (
+                    f"the rows of {' and '.join(groups[value])}" if group_of is _framework_of else listed(groups[value])
+                )
+        return listed(found[value], AT_MOST)
+
+    return "; ".join([common, *(f"but {value} in {where(value)}" for value in others)])
+
+
+def _framework_of(record: Mapping) -> str:
+    return " and ".join(
+        framework.title for name, framework in frameworks.FRAMEWORKS.items() if value_at(record, f"environment.{name}")
+    )
 
 
 def _of_several(rows: Sequence[Mapping]) -> bool:
@@ -167,7 +193,7 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
     facts |= {"data": data_of, "data (sha256)": sums_of, "code": code_of}
     if any(len(spread(group, variables_of)) > 1 for group in alike) or len(spread(rows, variables_of_all)) > 1:
         facts["variables of the environment"] = variables_of
-    different = [f"{key} {in_words(found)}" for key, fact in facts.items() if len(found := spread(rows, fact)) > 1]
+    different = [f"{key} {_by_framework(rows, fact)}" for key, fact in facts.items() if len(spread(rows, fact)) > 1]
     lines = [f"**Not one environment**: {'; '.join(different)}."] if different else []
     names = dict.fromkeys(
         name for record in rows for name in settings.of(record["config"]) if name not in settings.HOW_MANY
@@ -175,6 +201,15 @@ def differences(rows: Sequence[Mapping]) -> list[str]:
     found = {name: spread(rows, lambda record, name=name: repr(record["config"].get(name))) for name in names}
     different = [f"{name} = {in_words(values)}" for name, values in found.items() if len(values) > 1]
     return lines + ([f"**Not one setting**: {'; '.join(different)}."] if different else [])
+
+
+def _by_framework(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
+    """As in_words; of many rows with the frameworks alone, where these have one value each."""
+    found, of_frameworks = spread(rows, value_of), spread(rows, value_of, _framework_of)
+    names = [name for of in of_frameworks.values() for name in of]
+    if len(names) > len(set(names)) or max(map(len, found.values())) <= AT_MOST:
+        return in_words(found)
+    return "; ".join(f"{value} ({' and '.join(of)})" for value, of in of_frameworks.items())
 
 
 def environment_package(name: str) -> Callable[[Mapping], Any]:

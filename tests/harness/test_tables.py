@@ -292,6 +292,36 @@ def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another
     assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
 
 
+def test_many_records_are_named_by_their_frameworks_or_tables_where_that_is_all_of_them(tmp_path):
+    """A head of names without end says nothing; one that leaves a record out would lie."""
+    peer = {"tensorflow": None, "keras": None, "torch": "2.15.0", "cudnn": "9.26.0"}
+    names = ("torch_lstm", "torch_lstm_graph", "torch_compile", "cudnn_best")
+    rows = [make(name, mode=mode, environment=peer) for name in names for mode in ("train", "stack")]
+    ours = [make(name, mode=mode) for name in ("keras", "keras_cudnn", *"abcdef") for mode in ("train", "stack")]
+    cudnn = provenance.environment("cudnn")
+    assert provenance.run_in_words([*ours, *rows], cudnn) == "9.19.0; but 9.26.0 in the rows of PyTorch"
+    table = [record for record in (*ours, *rows) if record["mode"] == "train"]
+    assert "**Not one environment**: cudnn 9.19.0 (TensorFlow); 9.26.0 (PyTorch)." in provenance.differences(table)
+    # One of TensorFlow's has it too: no framework's rows alone any longer.
+    mixed = [*ours, *rows, make("wavefront", environment={"cudnn": "9.26.0"})]
+    assert "but 9.26.0 in `torch_lstm train`, `torch_lstm stack`, `torch_lstm_graph train` and 6 more" in (
+        provenance.run_in_words(mixed, cudnn)
+    )
+    assert "9.26.0 (`torch_lstm`, " in provenance.differences([r for r in mixed if r["mode"] == "train"])[0]
+
+    def of(precision, commit, **more):
+        return [make(name, precision=precision, environment={"commit": commit * 10}, **more) for name in "abcd"]
+
+    found = provenance.run_in_words(
+        [*of("fp32", "a"), *of("fp32", "a", mode="stack"), *of("fp16", "b")], provenance.code_of
+    )
+    assert found == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fp16`"
+    found = provenance.run_in_words(
+        [*of("fp32", "a"), *of("fp32", "a", mode="stack"), *of("fp32", "b", mode="fit")], provenance.code_of
+    )
+    assert found == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fit`"
+
+
 def test_other_packages_of_another_frameworks_python_are_no_difference_and_within_a_framework_they_are(tmp_path):
     ours, peer = {"packages": {"pandas": "3.1.1"}}, {"tensorflow": None, "keras": None, "torch": "2.15.0"}
     other = {"packages": {"pandas": "3.0.6"}}
