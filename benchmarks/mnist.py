@@ -180,12 +180,12 @@ LAYOUT = {
         "Time is the whole fit with its validations. Steps per epoch and per step are training alone. The first call "
         "(tracing, compiling, one batch) comes before and is not in it.",
         "The published vanilla LSTM used activation=\"relu\"; here it is tanh in every row, which cuDNN computes too.",
-        "Training takes whole batches; images that do not fill one are left out (none of the 60,000).",
+        "Training takes whole batches; images that do not fill one are left out (none of MNIST's 60,000).",
         "Dropout's rate is a variable of the model, so that the step proven with dropout 0 is the one that is timed.",
-        f"Keras' fit feeds every batch from the host. In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one "
-        "call (steps_per_execution).",
-        f"In wavefront_loop and wavefront_persistent a call copies {rows.STEPS_PER_LOOP} batches at once and runs their steps in "
-        "one XLA program, validation too (models/wavefront/compiled_loop.py).",
+        f"Keras' fit feeds every batch from the host. In wavefront TensorFlow takes up to {rows.STEPS_PER_EXECUTION} steps in "
+        "one call (steps_per_execution).",
+        f"In wavefront_loop and wavefront_persistent a call copies up to {rows.STEPS_PER_LOOP} batches at once and runs "
+        "their steps in one XLA program, validation too (models/wavefront/compiled_loop.py).",
         "In keras_jax_loop Keras stacks the batches of a call on the host. A scan takes as many steps, up to "
         f"{rows.STEPS_PER_LOOP}, as divide those of an epoch, since Keras takes the rest step by step. The proof runs scans of "
         "one and three steps: other programs around the same traced step.",

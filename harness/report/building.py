@@ -357,10 +357,12 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
         rest = [record for other, records in of.items() if other != limit for record in records]
         whose = ", ".join(sorted(modes))
         if modes & {record["mode"] for record in rest}:
-            of_modes = len({record["mode"] for record in (*of[limit], *rest)}) > 1
-            names = dict.fromkeys(
-                f"{record['row']} {record['mode']}" if of_modes else record["row"] for record in of[limit]
-            )
+            every = [*of[limit], *rest]
+            told = [lambda record: group_of(record)[0], lambda record: record["row"], lambda record: record["mode"]]
+            told = [name for name in told if len({name(record) for record in every}) > 1] or [
+                lambda record: record["row"]
+            ]
+            names = dict.fromkeys(" ".join(name(record) for name in told) for record in of[limit])
             whose = listed(list(names), at_most=len(names))
         lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
     return lines
@@ -389,5 +391,7 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     right = [False] * 3 + [True] * len(schema.ERRORS) + [False] * 2
     under = [line for precision, of in limits.items() for line in _limits(precision, of)]
     if spreads:
-        under.append(f"Limit of spread, the timed blocks' losses against each other: {' or '.join(sorted(spreads))}.")
+        under.append(
+            f"Limit of spread, the timed blocks' losses against each other: {', with dropout '.join(sorted(spreads))}."
+        )
     return [markdown(headings, right, lines), "", *paragraphs(under)]

@@ -351,6 +351,10 @@ def test_limits_that_differ_say_whose_they_are(tmp_path):
     assert "Limits of tf32 in `keras_cudnn`: " in text
     rows = limited("keras", 1e-3), limited("torch_lstm", 1e-3), limited("keras", 0.2, "forward")
     assert "Limits of tf32 in forward: " in page_of(tmp_path / "modes", *rows)
+    other = limited("keras", 0.2)
+    other = {**other, "config": {**other["config"], "CONFIG": "small"}}
+    text = page_of(tmp_path / "configs", limited("keras", 1e-3), limited("torch_lstm", 1e-3), other)
+    assert "Limits of tf32 in `small keras`: " in text
 
 
 HOSTILE = "a | b \\| c <script> `tick` *bold* __init__ \x1b[31m\x07 \u202e \ud800 $x_1$ é 漢 \\"
