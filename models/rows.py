@@ -218,6 +218,16 @@ TENSORFLOW = {
         ),
         {"use_cudnn": False},
     ),
+    "keras_xla": _tensorflow(
+        "keras.layers.LSTM(use_cudnn=False), the whole step compiled by XLA",
+        "keras_lstm.KerasLSTM",
+        _without_cudnn(
+            lambda layers, steps: {"xla": 1, f"xla:loop:{MATMUL}": layers}, f"{_WAVEFRONT_NOT}|{WAVEFRONT_OP}|{PTX_OP}"
+        ),
+        {"use_cudnn": False},
+        jit_compile=True,
+        plain_head=True,
+    ),
     "keras_cudnn_eager": _tensorflow(
         "keras.layers.LSTM(use_cudnn=True), op by op (TF eager)",
         "keras_lstm.KerasLSTM",

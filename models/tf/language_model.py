@@ -50,6 +50,7 @@ class LanguageModel(trial.LanguageModelTrial):
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
         jit_compile: compile each step as a whole with XLA, with models.wavefront.SoftmaxHead as its dense layer and softmax.
+        plain_head: under jit_compile too, TensorFlow's own ops as dense layer and softmax: of a row that has no layer of ours.
         fused_loss: with jit_compile on a GPU: that SoftmaxHead has fused=True.
     """
 
@@ -69,6 +70,7 @@ class LanguageModel(trial.LanguageModelTrial):
         eager: bool = False,
         compile_rest: bool = False,
         jit_compile: bool = False,
+        plain_head: bool = False,
         fused_loss: bool = False,
     ) -> None:
         self.stack, self.optimizer, self.jit_compile, self.fused_loss = stack, optimizer, jit_compile, fused_loss
@@ -76,7 +78,7 @@ class LanguageModel(trial.LanguageModelTrial):
         dtype = "float64" if stack.dtype == "float64" else "float32"
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
         self.head = None
-        if jit_compile or fused_loss:
+        if (jit_compile and not plain_head) or fused_loss:
             self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=POLICIES[stack.dtype])
             self.head.build((None, stack.units))
             self.head.set_weights([weights["dense_0/kernel"], weights["dense_0/bias"]])
@@ -147,7 +149,7 @@ class LanguageModel(trial.LanguageModelTrial):
         self.states = self.initial_states
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """As of LanguageModelTrial, without the words that jit_compile adds."""
+        """As of LanguageModelTrial, without the words that a SoftmaxHead adds."""
         found = super().outputs()
         return found | {"logits": found["logits"][..., : self.bias.shape[0]]}
 
@@ -250,9 +252,9 @@ class LanguageModel(trial.LanguageModelTrial):
     def _head(self, hidden, targets, kernel, bias):
         """Logits [batch, time, vocabulary] and the loss, from what the stack put out, after its dropout.
 
-        Under jit_compile the vocabulary is padded.
+        With a SoftmaxHead the vocabulary is padded.
         """
-        if self.jit_compile:
+        if self.head is not None:
             logits = self.head.padded_logits(hidden)
             return logits, self._loss(logits, targets)
         flat = tf.reshape(hidden, [-1, self.stack.units])
@@ -274,7 +276,7 @@ class LanguageModel(trial.LanguageModelTrial):
 
     def _losses(self, logits, targets):
         """[batch, time]"""
-        if self.jit_compile:
+        if self.head is not None:
             return self.head.cross_entropy(logits, targets)
         logits = tf.cast(logits, tf.float32) if logits.dtype.size == 2 else logits
         return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
