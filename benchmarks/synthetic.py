@@ -158,7 +158,7 @@ LAYOUT = {
     "footnotes": [
         "Time is the whole fit with its validations and the test; every layer is trained, and validation and test run "
         "with training=False.",
-        f"In wavefront TensorFlow takes {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution).",
+        f"In wavefront TensorFlow takes up to {rows.STEPS_PER_EXECUTION} steps in one call (steps_per_execution).",
         f"In wavefront_loop and wavefront_persistent a call copies up to {rows.STEPS_PER_LOOP} batches at once and runs their "
         "steps in one XLA program (models/wavefront/compiled_loop.py), keras_jax_loop all steps of an epoch in one lax.scan.",
         "cuDNN draws the dropout masks of cudnn_stack, by a rate that is part of the graph. Its proof runs a second graph of the "

@@ -221,8 +221,14 @@ TENSORFLOW = {
     "keras_xla": _tensorflow(
         "keras.layers.LSTM(use_cudnn=False), the whole step compiled by XLA",
         "keras_lstm.KerasLSTM",
-        _without_cudnn(
-            lambda layers, steps: {"xla": 1, f"xla:loop:{MATMUL}": layers}, f"{_WAVEFRONT_NOT}|{WAVEFRONT_OP}|{PTX_OP}"
+        _passes(  # as of keras
+            _without_cudnn(
+                lambda layers, steps: {"xla": 1, f"xla:loop:{MATMUL}": 2 * layers},
+                f"{_WAVEFRONT_NOT}|{WAVEFRONT_OP}|{PTX_OP}",
+            ),
+            f"xla:loop:{MATMUL}",
+            lambda layers, steps: 2 * layers,
+            3,
         ),
         {"use_cudnn": False},
         jit_compile=True,

@@ -272,8 +272,7 @@ def _digits(reason: str, notes: list[str]) -> Mnist:
     x = np.pad(grey.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))  # [1797, 28, 28]
     y = labels.astype(np.uint8)
     sha256 = {"digits": hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()}
-    title = "scikit-learn's handwritten digits, 1,497 to train on and 300 to test"
-    facts = _facts("digits", title, EMBEDDED, "scikit-learn", reason, sha256, notes)
+    facts = _facts("digits", "scikit-learn's handwritten digits", EMBEDDED, "scikit-learn", reason, sha256, notes)
     return Mnist(x[:-300], y[:-300], x[-300:], y[-300:], facts)
 
 

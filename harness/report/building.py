@@ -1,5 +1,6 @@
 """Builds the tables of a layout from records: which rows and columns, their cells, and the lines underneath."""
 
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -358,10 +359,11 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
         whose = ", ".join(sorted(modes))
         if modes & {record["mode"] for record in rest}:
             every = [*of[limit], *rest]
-            told = [lambda record: group_of(record)[0], lambda record: record["row"], lambda record: record["mode"]]
-            told = [name for name in told if len({name(record) for record in every}) > 1] or [
-                lambda record: record["row"]
+            told = [
+                lambda record: group_of(record)[0],
+                *(operator.itemgetter(key) for key in ("row", "mode", "device")),
             ]
+            told = [name for name in told if len({name(record) for record in every}) > 1]
             names = dict.fromkeys(" ".join(name(record) for name in told) for record in of[limit])
             whose = listed(list(names), at_most=len(names))
         lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
@@ -391,7 +393,7 @@ def proof_table(layout: Mapping, rows: Sequence[Mapping]) -> list[str]:
     right = [False] * 3 + [True] * len(schema.ERRORS) + [False] * 2
     under = [line for precision, of in limits.items() for line in _limits(precision, of)]
     if spreads:
-        under.append(
-            f"Limit of spread, the timed blocks' losses against each other: {', with dropout '.join(sorted(spreads))}."
-        )
+        between = " or, with dropout, " if len(spreads) == 2 else " or "
+        of_spread = between.join(sorted(spreads, key=float))
+        under.append(f"Limit of spread, the timed blocks' losses against each other: {of_spread}.")
     return [markdown(headings, right, lines), "", *paragraphs(under)]

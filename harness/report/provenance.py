@@ -49,16 +49,18 @@ def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) ->
     found = spread(rows, value_of, lambda record: " ".join(parts(record)[name] for name in told))
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
 
-    def table_of(record: Mapping) -> str:
-        own = {**parts(record), "row": "", "mode": "fit" if record["mode"] == "fit" else ""}
-        return " ".join(own[name] for name in told if own[name]) or "this table"
+    def named(*levels: str) -> Callable[[Mapping], str]:
+        return lambda record: " ".join(parts(record)[name] for name in told if name in levels)
+
+    table = ("benchmark", "config", "device", "precision")
 
     def where(value: str) -> str:
-        for group_of in (
-            (_framework_of, lambda record: record["benchmark"], table_of) if len(found[value]) > AT_MOST else ()
-        ):
+        if len(found[value]) <= AT_MOST:
+            return listed(found[value])
+        for group_of in (_framework_of, named("benchmark"), named(*table), named(*table, "mode")):
             groups = spread(rows, value_of, group_of)
-            if set(groups[value]).isdisjoint(name for other in groups if other != value for name in groups[other]):
+            others = {name for other in groups if other != value for name in groups[other]}
+            if others.isdisjoint(groups[value]) and "" not in groups[value]:
                 return (
                     f"the rows of {' and '.join(groups[value])}" if group_of is _framework_of else listed(groups[value])
                 )
@@ -207,7 +209,7 @@ def _by_framework(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -
     """As in_words; of many rows with the frameworks alone, where these have one value each."""
     found, of_frameworks = spread(rows, value_of), spread(rows, value_of, _framework_of)
     names = [name for of in of_frameworks.values() for name in of]
-    if len(names) > len(set(names)) or max(map(len, found.values())) <= AT_MOST:
+    if len(names) > len(set(names)) or "" in names or max(map(len, found.values())) <= AT_MOST:
         return in_words(found)
     return "; ".join(f"{value} ({' and '.join(of)})" for value, of in of_frameworks.items())
 

@@ -26,7 +26,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type[P
     parent: how the rows are run, where that is not in turn with a process for each.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    of_suite = progress.REPORTS in os.environ  # which says itself how to go on
+    of_suite = progress.REPORTS in os.environ  # looked up before progress.of_script takes it out
     if argv[:1] == [processes.CHILD_FLAG]:
         return child.run(benchmark, argv[1])
     try:
@@ -41,6 +41,6 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None, parent: type[P
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if not of_suite:
+        if not of_suite:  # the suite says itself how to go on
             print("\ninterrupted: every finished row is kept; --resume goes on from there", file=sys.stderr)
         return 130

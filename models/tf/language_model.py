@@ -49,8 +49,9 @@ class LanguageModel(trial.LanguageModelTrial):
         eager: run op by op instead of as one tf.function.
         compile_rest: compile what is not the stack with XLA: dense layer and loss as one cluster, clipping and optimizer as
             another. For a stack that XLA cannot compile, cuDNN's.
-        jit_compile: compile each step as a whole with XLA, with models.wavefront.SoftmaxHead as its dense layer and softmax.
-        plain_head: under jit_compile too, TensorFlow's own ops as dense layer and softmax: of a row that has no layer of ours.
+        jit_compile: compile each step as a whole with XLA, with models.wavefront.SoftmaxHead as its dense layer and softmax,
+            unless plain_head is given.
+        plain_head: with dense layer and softmax as they are without jit_compile; not together with fused_loss.
         fused_loss: with jit_compile on a GPU: that SoftmaxHead has fused=True.
     """
 
@@ -78,6 +79,8 @@ class LanguageModel(trial.LanguageModelTrial):
         dtype = "float64" if stack.dtype == "float64" else "float32"
         self.embedding = keras.Variable(weights["embedding"], dtype=dtype)
         self.head = None
+        if plain_head and fused_loss:
+            raise ValueError("plain_head and fused_loss exclude each other: give one of them")
         if (jit_compile and not plain_head) or fused_loss:
             self.head = SoftmaxHead(len(weights["dense_0/bias"]), fused=fused_loss, dtype=POLICIES[stack.dtype])
             self.head.build((None, stack.units))

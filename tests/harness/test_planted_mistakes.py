@@ -83,7 +83,7 @@ def unmodified(row: str, precision: str = "fp32"):
 
 
 BY_DEFAULT = {  # others of 16 bits: tests/models/test_language_model.py
-    *((row, "fp32") for row in ("while_loop", "unrolled", "keras", "wavefront")),
+    *((row, "fp32") for row in ("while_loop", "unrolled", "keras", "keras_xla", "wavefront")),
     ("unrolled", "fp16"),
     ("keras", "bf16"),
 }

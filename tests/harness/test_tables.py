@@ -292,7 +292,7 @@ def test_another_framework_is_named_and_its_cuda_told_apart_where_it_has_another
     assert "**Not one environment**: cudnn 9.19.0 (`keras`); 9.10.2 (`torch_lstm`)." in text
 
 
-def test_many_records_are_named_by_their_frameworks_or_tables_where_that_is_all_of_them(tmp_path):
+def test_many_records_are_named_by_their_frameworks_or_tables_where_that_is_all_of_them():
     """A head of names without end says nothing; one that leaves a record out would lie."""
     peer = {"tensorflow": None, "keras": None, "torch": "2.15.0", "cudnn": "9.26.0"}
     names = ("torch_lstm", "torch_lstm_graph", "torch_compile", "cudnn_best")
@@ -312,14 +312,19 @@ def test_many_records_are_named_by_their_frameworks_or_tables_where_that_is_all_
     def of(precision, commit, **more):
         return [make(name, precision=precision, environment={"commit": commit * 10}, **more) for name in "abcd"]
 
-    found = provenance.run_in_words(
-        [*of("fp32", "a"), *of("fp32", "a", mode="stack"), *of("fp16", "b")], provenance.code_of
-    )
-    assert found == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fp16`"
-    found = provenance.run_in_words(
-        [*of("fp32", "a"), *of("fp32", "a", mode="stack"), *of("fp32", "b", mode="fit")], provenance.code_of
-    )
-    assert found == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fit`"
+    def code(*records):
+        return provenance.run_in_words([record for one in records for record in one], provenance.code_of)
+
+    ours = of("fp32", "a") + of("fp32", "a", mode="stack")
+    assert code(ours, of("fp16", "b")) == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fp16`"
+    assert code(ours, of("fp32", "b", mode="fit")) == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `fit`"
+    # fp16's whole training is of the other commit: not all of fp16.
+    mixed = code(ours, of("fp16", "b"), of("fp16", "a", mode="fit"))
+    assert mixed == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `train fp16`"
+    assert code(ours, of("fp32", "b", benchmark="mnist")) == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `mnist`"
+    # Of records that name no framework nothing is said of frameworks.
+    nobodys = [make(name, environment={"commit": "b" * 10, "tensorflow": None, "keras": None}) for name in "efgh"]
+    assert code(ours, nobodys).endswith("but commit bbbbbbbbbb in `e train`, `f train`, `g train` and 1 more")
 
 
 def test_other_packages_of_another_frameworks_python_are_no_difference_and_within_a_framework_they_are(tmp_path):

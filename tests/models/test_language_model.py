@@ -24,7 +24,7 @@ ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
 
 # Every row has Adam and the mean in tests/harness/test_planted_mistakes.py too, while_loop dropout in test_dropout.py; eager
 # and static_eager are the stacks of unrolled and static_graph, which clip, drop and carry states by the same code as keras.
-BY_DEFAULT = {("keras", True), ("block_fused", True), ("wavefront", True)}
+BY_DEFAULT = {("keras", True), ("keras_xla", True), ("block_fused", True), ("wavefront", True)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.comparing import error
 FEATURES, UNITS, LAYERS, BATCH, TIME = 5, 7, 2, 4, 5
 WEIGHTS = large_random(lstm_shapes(FEATURES, UNITS, LAYERS), seed=1)
 STATES = random_states(LAYERS, BATCH, UNITS, seed=2)
-ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu]
+ROWS = [name for name, made in rows.TENSORFLOW.items() if not made.needs_gpu and name != "keras_xla"]  # keras' stack
 EXACT = ("unrolled", "while_loop", "keras", "wavefront")  # whose operations exist in float64
 LIMITS = {"float64": 1e-13, "float32": 5e-6, "float16": 1e-2}  # max|a - b| / max|b|; measured: 7e-16, 8e-7, 3e-3
 
