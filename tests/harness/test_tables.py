@@ -323,7 +323,10 @@ def test_many_records_are_named_by_their_frameworks_or_tables_where_that_is_all_
     assert mixed == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `train fp16`"
     assert code(ours, of("fp32", "b", benchmark="mnist")) == "commit aaaaaaaaaa; but commit bbbbbbbbbb in `mnist`"
     # Of records that name no framework nothing is said of frameworks.
-    nobodys = [make(name, environment={"commit": "b" * 10, "tensorflow": None, "keras": None}) for name in "efgh"]
+    nobodys = [
+        make(name, precision="fp32", environment={"commit": "b" * 10, "tensorflow": None, "keras": None})
+        for name in "efgh"
+    ]
     assert code(ours, nobodys).endswith("but commit bbbbbbbbbb in `e train`, `f train`, `g train` and 1 more")
 
 
