@@ -1,6 +1,5 @@
 """Builds the tables of a layout from records: which rows and columns, their cells, and the lines underneath."""
 
-import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +28,8 @@ from harness.report.provenance import (
     is_embedded,
     listed,
     machine_line,
+    name_by,
+    parts_apart,
     spread,
     throttling,
     title_of,
@@ -358,13 +359,7 @@ def _limits(precision: str, of: Mapping[str, Sequence[Mapping]]) -> list[str]:
         rest = [record for other, records in of.items() if other != limit for record in records]
         whose = ", ".join(sorted(modes))
         if modes & {record["mode"] for record in rest}:
-            every = [*of[limit], *rest]
-            told = [
-                lambda record: group_of(record)[0],
-                *(operator.itemgetter(key) for key in ("row", "mode", "device")),
-            ]
-            told = [name for name in told if len({name(record) for record in every}) > 1]
-            names = dict.fromkeys(" ".join(name(record) for name in told) for record in of[limit])
+            names = dict.fromkeys(map(name_by(parts_apart([*of[limit], *rest])), of[limit]))
             whose = listed(list(names), at_most=len(names))
         lines.append(f"Limits of {precision}{'' if limit == most else f' in {whose}'}: {plain(limit)}.")
     return lines

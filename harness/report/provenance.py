@@ -1,6 +1,6 @@
 """What was measured, and where: the facts of records that stand above and under their tables."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.record import frameworks, schema, settings
@@ -8,6 +8,7 @@ from harness.report.cells import plain, value_at
 
 # Title: key of a record's environment.
 SOFTWARE = {"TensorFlow": "tensorflow", "Keras": "keras"} | {f.title: name for name, f in frameworks.FRAMEWORKS.items()}
+PARTS = ("benchmark", "config", "row", "mode", "device", "precision")  # of a record's name
 AT_MOST = 3  # records that are named one by one
 ENVIRONMENT = ("gpu", "driver", "cuda", "cudnn", *SOFTWARE.values(), "numpy", "python", "cpu", "cores", "os")
 
@@ -33,34 +34,37 @@ def in_words(found: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{value} ({listed(names)})" for value, names in found.items())
 
 
+def parts_apart(rows: Sequence[Mapping], always: Collection[str] = ()) -> list[str]:
+    """Those of PARTS in which the records differ, and `always`: what all have in common tells none of them."""
+    return [part for part in PARTS if part in always or len({name_by([part])(record) for record in rows}) > 1]
+
+
+def name_by(parts: Sequence[str]) -> Callable[[Mapping], str]:
+    """A record's name of these of PARTS."""
+    return lambda record: " ".join(
+        str(record["config"].get("CONFIG", "")) if part == "config" else record[part] for part in parts
+    )
+
+
 def run_in_words(rows: Sequence[Mapping], value_of: Callable[[Mapping], Any]) -> str:
     """The commonest value, then the others with the records that have them; "" where no record knows it.
 
     Of more than AT_MOST records it names the frameworks, the benchmarks or the tables, where it is all of their records.
     """
-
-    def parts(record: Mapping) -> dict[str, Any]:
-        rest = {name: record[name] for name in ("row", "mode", "device", "precision")}
-        return {"benchmark": record["benchmark"], "config": str(record["config"].get("CONFIG", "")), **rest}
-
-    every = [parts(record) for record in rows]
-    # What all have in common tells none of them.
-    told = [name for name in next(iter(every), ()) if name in ("row", "mode") or len({of[name] for of in every}) > 1]
-    found = spread(rows, value_of, lambda record: " ".join(parts(record)[name] for name in told))
+    told = parts_apart(rows, ("row", "mode"))
+    found = spread(rows, value_of, name_by(told))
     common, *others = sorted(found, key=lambda value: -len(found[value])) or [""]
-
-    def named(*levels: str) -> Callable[[Mapping], str]:
-        return lambda record: " ".join(parts(record)[name] for name in told if name in levels)
-
-    table = ("benchmark", "config", "device", "precision")
+    groupings = [_framework_of]
+    for left_out in (set(PARTS) - {"benchmark"}, {"row", "mode"}, {"row"}):
+        groupings.append(name_by([part for part in told if part not in left_out]))
 
     def where(value: str) -> str:
         if len(found[value]) <= AT_MOST:
             return listed(found[value])
-        for group_of in (_framework_of, named("benchmark"), named(*table), named(*table, "mode")):
+        for group_of in groupings:
             groups = spread(rows, value_of, group_of)
-            others = {name for other in groups if other != value for name in groups[other]}
-            if others.isdisjoint(groups[value]) and "" not in groups[value]:
+            elsewhere = {name for other in groups if other != value for name in groups[other]}
+            if elsewhere.isdisjoint(groups[value]) and "" not in groups[value]:
                 return (
                     f"the rows of {' and '.join(groups[value])}" if group_of is _framework_of else listed(groups[value])
                 )
