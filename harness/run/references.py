@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +33,11 @@ def path_of(out: Path, benchmark: Benchmark, constants: Mapping[str, Any], data:
     content = json.dumps([code, computed, data["sha256"], data["embedded"]], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     return (out / "references" / f"{benchmark.name}.{key}.npz").resolve()
+
+
+def discard(out: Path) -> None:
+    """Remove those of a complete run, up to 0.7 GB each: where --resume adds a row, its reference is computed again."""
+    shutil.rmtree(out / "references", ignore_errors=True)
 
 
 class NeedsReference(Protocol):

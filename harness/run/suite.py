@@ -27,7 +27,7 @@ from typing import IO, Any
 from harness.data.location import locate
 from harness.errors import CrashError, UserError
 from harness.record import machine, records, settings
-from harness.run import bf16, driver, environments, estimate, folders, jobs, options, processes, progress
+from harness.run import bf16, driver, environments, estimate, folders, jobs, options, processes, progress, references
 from harness.run import check as preflight
 from harness.run.jobs import OWN_FLAGS, PRESETS, SCRIPT_FLAGS, Job, list_rows, parse, plan, read_headers, row_names
 from harness.run.options import Header, Options
@@ -287,6 +287,8 @@ def run(found: Options, chosen: Sequence[str], headers: Mapping[str, Header], fo
             raise
         if status == 2:
             held.discard()
+        elif status == 0:
+            references.discard(out)
     if status != 2:
         try:
             report(out, {job.name for job in planned})

@@ -224,6 +224,26 @@ def test_slower_is_what_is_clearly_so_and_the_layer_is_installed_where_it_is_rec
 
 
 @pytest.mark.parametrize(
+    ("both_train", "recommended"),
+    [
+        ([3.4, 4.0], {"both": ["training_ms", "forward_ms"]}),  # 2.5 to 3.5 times as fast, the other 2.9 to 4
+        ([5.0, 6.0], {"loop": ["training_ms"], "both": ["forward_ms"]}),  # 1.7 to 2.4 times
+        ([9.9, 10.1], {"loop": ["training_ms"], "both": ["forward_ms"]}),  # no faster than the model
+    ],
+)
+def test_one_candidate_is_recommended_for_both_where_it_cannot_be_told_from_the_other(both_train, recommended):
+    own, found = [10.0, 12.0], found_for_report()
+    found["candidates"] = [{**found["candidates"][0], "name": name, "code": [f"{name}()"]} for name in ("both", "loop")]
+    both = {"training_ms": {"own": own, "its": both_train}, "forward_ms": {"own": own, "its": [2.0, 2.1]}}
+    loop = {"training_ms": {"own": own, "its": [3.0, 3.4]}, "forward_ms": None}
+    tried = {"both": {"difference": 0.0, **both}, "loop": {"difference": 0.0, **loop}}
+    assert report.winners(found, tried) == recommended
+    said = report._changes(found, tried)
+    assert ("Either the one or the other" in said) == ("loop()" in said) == (len(recommended) == 2)
+    assert "both()" in said
+
+
+@pytest.mark.parametrize(
     ("own", "its", "faster"),
     [([10, 11, 12], [5, 6, 7], True), ([10, 11, 12], [9, 9, 10.5], False), ([10, 10, 10], [9.9, 9.8, 9.9], False)],
 )

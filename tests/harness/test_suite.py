@@ -56,6 +56,9 @@ if "--plan" in sys.argv:
     sys.exit()
 with open(here.with_name("started"), "a") as file:
     file.write(json.dumps([here.stem, time.time(), *sys.argv[1:]]) + "\\n")
+references = Path(next(a for a in sys.argv if a.startswith("--out="))[6:]) / "references"
+references.mkdir(exist_ok=True)
+(references / f"{here.stem}.0.npz").touch()
 does = here.with_suffix(".does").read_text() if here.with_suffix(".does").exists() else ""
 if does in ("hang", "ignore"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(here)], start_new_session=True)
@@ -319,6 +322,13 @@ def test_failing_script_leaves_the_others_running_and_makes_status_1(scripts, ca
     assert run(scripts, "--quick", "--device=cpu") == 1
     assert started(scripts)[-1] == ["synthetic"]
     assert f"[2/7] ptb --config=small: {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("does", ["0", "1"])
+def test_references_stay_for_resume_until_the_run_is_complete(scripts, does):
+    (scripts / "ptb.does").write_text(does)
+    assert run(scripts, "--quick", "--device=cpu") == int(does)
+    assert (scripts.parent / "out" / "references" / "mnist.0.npz").exists() == (does == "1")
 
 
 def test_script_that_refuses_its_input_ends_the_suite_with_status_2(scripts):
