@@ -1,6 +1,5 @@
 """The doctor's report in markdown, from what its processes found."""
 
-import itertools
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -169,45 +168,23 @@ def best(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]], key: 
     return max(good, key=good.get) if good else None
 
 
-def _ratios(times: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """How many times as fast at the least and at the most, going by single turns."""
-    return min(times["own"]) / max(times["its"]), max(times["own"]) / min(times["its"])
-
-
-def winners(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """{candidate: the KINDS that it is recommended for}: the fastest of each, or one for both.
-
-    One for both: the fastest of the one kind, where turns do not tell it from the other's fastest there.
-    """
-    names = {key: name for key in KINDS if (name := best(found, tried, key))}
-    for key, other in itertools.permutations(names, 2):
-        times, fastest = (tried[name].get(key) for name in (names[other], names[key]))
-        if is_faster(times) and _ratios(times)[1] >= _ratios(fastest)[0]:
-            names[key] = names[other]
-            break
-    recommended = {}
-    for key, name in names.items():
-        recommended.setdefault(name, []).append(key)
-    return recommended
-
-
 def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -> str:
-    parts, recommended = [], winners(found, tried)
-    if len(recommended) > 1:
-        parts.append("Either the one or the other: each is another form of the whole model.")
-    for name, keys in recommended.items():
+    parts, winners = [], {}
+    for key, word in KINDS.items():
+        if name := best(found, tried, key):
+            winners.setdefault(name, []).append((word, speedup(tried[name][key])))
+    if len(winners) > 1:
+        parts.append("Each was tried without the other.")
+    for name, gains in winners.items():
         code = next(each["code"] for each in found["candidates"] if each["name"] == name)
-        gain = " and ".join(f"{KINDS[key]} {speedup(tried[name][key]):.2f} times as fast" for key in keys)
+        gain = " and ".join(f"{word} {times:.2f} times as fast" for word, times in gains)
         lost = [word for key, word in KINDS.items() if (speedup(tried[name].get(key)) or 1) < 1 / FASTER]
         gain += "".join(f"; {word} slower" for word in lost)
         parts.append(f"**{name}**: {gain}.")
         parts.append("```python\n" + "\n".join(code) + "\n```")
-    if recommended:
+    if winners:
         ours = any(
-            "wavefront_lstm" in line
-            for each in found["candidates"]
-            if each["name"] in recommended
-            for line in each["code"]
+            "wavefront_lstm" in line for each in found["candidates"] if each["name"] in winners for line in each["code"]
         )
         install = "; `wavefront_lstm` installs by `pip install .` in the checkout" if ours else ""
         parts.append(f"`model`, `optimizer` and `loss` are yours{install}.")
