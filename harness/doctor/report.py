@@ -174,7 +174,7 @@ def _changes(found: Mapping[str, Any], tried: Mapping[str, Mapping[str, Any]]) -
         if name := best(found, tried, key):
             winners.setdefault(name, []).append((word, speedup(tried[name][key])))
     if len(winners) > 1:
-        parts.append("Each was tried without the other.")
+        parts.append("These two were tried one at a time, not together.")
     for name, gains in winners.items():
         code = next(each["code"] for each in found["candidates"] if each["name"] == name)
         gain = " and ".join(f"{word} {times:.2f} times as fast" for word, times in gains)

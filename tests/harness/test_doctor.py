@@ -231,7 +231,7 @@ def test_two_recommended_changes_are_said_to_have_been_tried_one_at_a_time(train
     loop = {"training_ms": {"own": own, "its": [2.0, 2.4]}, "forward_ms": None}
     said = report._changes(found, {"both": {"difference": 0.0, **both}, "loop": {"difference": 0.0, **loop}})
     two = trains[0] > 2
-    assert ("tried without the other" in said) == ("loop()" in said) == two and "both()" in said
+    assert ("one at a time, not together" in said) == ("loop()" in said) == two and "both()" in said
     assert ("training 10.48 times as fast and forward" in said) == (not two)
 
 
