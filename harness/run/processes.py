@@ -32,6 +32,7 @@ WATCH_S = 0.5  # how often a process's progress is looked at
 ENDS_S = 0.1  # how often, where several run side by side, whether one of them has ended
 AT_THE_DEVICE = 3  # of those side by side: a GPU gives each a slice of time in turn, which makes many slow
 LONG_S = 20.0  # of a turn, such as a whole training's: whoever had it need not wait for the others' turns
+HELD_S = 120.0  # of long turns whose records wait for a turn on another GPU: they come before any further turn begins
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
@@ -117,7 +118,7 @@ class Child:
         gpu: str | None = None,
     ) -> None:
         self.state, self.outcome, self.gpu = WORKS, None, gpu
-        self._turn_s = 0.0  # seconds that its last turn to time took
+        self.turn_s = 0.0  # seconds that its last turn to time took
         self._limit_s, self._watch, self._told = limit_s, watch, b""
         self._worked_s, self._since = 0.0, time.monotonic()  # in states that are over; when this state began
         self._limit_from_s = 0.0  # of work, when the child last made progress
@@ -189,12 +190,12 @@ class Child:
         if self.state in AT_WORK:
             self._worked_s += now - self._since
         if self.state == TIMES:
-            self._turn_s = now - self._since
+            self.turn_s = now - self._since
         self.state, self._since = state, now
 
     def had_a_long_turn(self) -> bool:
         """Whether its last turn was one, after which it ends soon; one that hands over point after point asks for many."""
-        return self._turn_s >= LONG_S and not self._watch
+        return self.turn_s >= LONG_S and not self._watch
 
     def look(self) -> None:
         """Take in what the child has said and done since the last time; `outcome` is there once it has ended."""
@@ -257,7 +258,8 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
     Those side by side start, load and trace on processors of their own, one at a time compiles at the device and AT_THE_DEVICE of
     them at a time prove there, until each has asked to time or has ended. Then they time, one after the other, while all others
     wait: nothing of this run works beside what is timed, except on another GPU one that times too. Those that have timed go on
-    when all have, or when the turn of one of them was a long one and no other GPU is timed on; others start when all have.
+    when all have, or when the turn of one of them was a long one and no other GPU is timed on, as it soon is not where such turns
+    took HELD_S together: an interruption loses what has timed and not yet ended. Others start when all have timed.
 
     Args:
         next_work: what to start next; None: nothing now. It is asked again as long as there is room.
@@ -305,8 +307,11 @@ def _granted(children: Sequence[Child]) -> Sequence[Child]:
     """Those that may go on now. GPUs are shared one by one; where there are several, one process on each of them times."""
     states = {child.state for child in children}
     timed = [child for child in children if child.state == TIMED]
-    if TIMES not in states and any(child.had_a_long_turn() for child in timed):
+    held_s = sum(child.turn_s for child in timed if child.had_a_long_turn())
+    if held_s and TIMES not in states:
         return timed
+    if held_s >= HELD_S:
+        return []
     if states <= {ASKS_TURN, TIMES, TIMED} and states != {TIMED}:
         timing = {child.gpu for child in children if child.state == TIMES}
         asking = {child.gpu: child for child in reversed(children) if child.state == ASKS_TURN}

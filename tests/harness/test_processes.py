@@ -428,6 +428,19 @@ def test_on_two_gpus_one_on_each_times_and_none_works_beside_them(together):
     assert most == 2
 
 
+def test_on_two_gpus_long_turns_end_before_a_further_one_begins(together, monkeypatch):
+    monkeypatch.setattr(processes, "LONG_S", 0.5)
+    monkeypatch.setattr(processes, "HELD_S", 1.5)
+    jobs = {name: {"gpu": "GPU-0", "times_s": 1.0} for name in "acd"} | {"b": {"gpu": "GPU-1", "times_s": 8.0}}
+    outcomes, happened = together(jobs, at_once=4)
+    assert all(outcome.result for outcome in outcomes.values())
+    at = {tuple(what): place for place, what in enumerate(happened)}
+    first, second, third = sorted("acd", key=lambda name: at[name, "times"])
+    assert at[second, "timed"] < at["b", "timed"], "GPU-1 is timed on all the while"
+    assert at["b", "timed"] < min(at[first, "goes on"], at[second, "goes on"])
+    assert max(at[first, "goes on"], at[second, "goes on"]) < at[third, "times"]
+
+
 def test_one_that_dies_in_its_turn_holds_up_no_other(together):
     outcomes, _ = together({"a": {"dies": True}, "b": {}, "c": {}}, at_once=3)
     assert outcomes["a"].reason == "the process was ended by SIGKILL (out of host memory?)"
