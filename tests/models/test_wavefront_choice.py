@@ -54,7 +54,7 @@ def h200(monkeypatch):
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 # GPUs of a record, of which nvrtc.chip() finds the same: of others no point is read.
-CHIPS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+CHIPS = ("NVIDIA H100 80GB HBM3",)
 DTYPES = {"tf32": "tf32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 SIZES = ("NUM_LAYERS", "UNITS", "BATCH_SIZE")
 
