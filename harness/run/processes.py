@@ -4,6 +4,7 @@ The parent never imports a framework. It hands a job (JSON) to `python SCRIPT --
 result, whole or not at all. Whatever else happens (an exception, a signal, the time limit) becomes a one-line reason.
 """
 
+import collections
 import contextlib
 import ctypes
 import faulthandler
@@ -32,7 +33,7 @@ WATCH_S = 0.5  # how often a process's progress is looked at
 ENDS_S = 0.1  # how often, where several run side by side, whether one of them has ended
 AT_THE_DEVICE = 3  # of those side by side: a GPU gives each a slice of time in turn, which makes many slow
 LONG_S = 20.0  # of a turn, such as a whole training's: whoever had it need not wait for the others' turns
-HELD_S = 120.0  # of long turns whose records wait for a turn on another GPU: they come before any further turn begins
+WAITS_S = 120.0  # of a GPU's long turns that have not ended, for one on another GPU: no turn begins before they have
 KILL_LIMIT_S = 30.0  # a killed process that is still there then hangs in the kernel, such as in a GPU's driver
 
 
@@ -258,8 +259,9 @@ def run_together(next_work: Callable[[], Work | None], at_once: int = 1) -> None
     Those side by side start, load and trace on processors of their own, one at a time compiles at the device and AT_THE_DEVICE of
     them at a time prove there, until each has asked to time or has ended. Then they time, one after the other, while all others
     wait: nothing of this run works beside what is timed, except on another GPU one that times too. Those that have timed go on
-    when all have, or when the turn of one of them was a long one and no other GPU is timed on, as it soon is not where such turns
-    took HELD_S together: an interruption loses what has timed and not yet ended. Others start when all have timed.
+    when all have, or after a long turn, once no GPU is timed on. So that this comes, no turn begins while the long turns of one
+    GPU that wait took WAITS_S or more together, though other GPUs may be idle then: an interruption loses what has timed and not
+    yet ended. Others start when all have timed.
 
     Args:
         next_work: what to start next; None: nothing now. It is asked again as long as there is room.
@@ -307,10 +309,12 @@ def _granted(children: Sequence[Child]) -> Sequence[Child]:
     """Those that may go on now. GPUs are shared one by one; where there are several, one process on each of them times."""
     states = {child.state for child in children}
     timed = [child for child in children if child.state == TIMED]
-    held_s = sum(child.turn_s for child in timed if child.had_a_long_turn())
-    if held_s and TIMES not in states:
+    waiting_s = collections.Counter()
+    for child in timed:
+        waiting_s[child.gpu] += child.turn_s if child.had_a_long_turn() else 0
+    if any(waiting_s.values()) and TIMES not in states:
         return timed
-    if held_s >= HELD_S:
+    if any(seconds >= WAITS_S for seconds in waiting_s.values()):
         return []
     if states <= {ASKS_TURN, TIMES, TIMED} and states != {TIMED}:
         timing = {child.gpu for child in children if child.state == TIMES}

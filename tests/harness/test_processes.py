@@ -430,8 +430,8 @@ def test_on_two_gpus_one_on_each_times_and_none_works_beside_them(together):
 
 def test_on_two_gpus_long_turns_end_before_a_further_one_begins(together, monkeypatch):
     monkeypatch.setattr(processes, "LONG_S", 0.5)
-    monkeypatch.setattr(processes, "HELD_S", 1.5)
-    jobs = {name: {"gpu": "GPU-0", "times_s": 1.0} for name in "acd"} | {"b": {"gpu": "GPU-1", "times_s": 8.0}}
+    monkeypatch.setattr(processes, "WAITS_S", 3.5)
+    jobs = {name: {"gpu": "GPU-0", "times_s": 2.0} for name in "acd"} | {"b": {"gpu": "GPU-1", "times_s": 12.0}}
     outcomes, happened = together(jobs, at_once=4)
     assert all(outcome.result for outcome in outcomes.values())
     at = {tuple(what): place for place, what in enumerate(happened)}
