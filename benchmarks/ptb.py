@@ -254,7 +254,7 @@ LAYOUT = {
         "Training time holds the validation after every epoch and the test; s per epoch does not.",
     ],
     "extra_rows": [
-        {"row": "while_loop, 2 GPUs", "description": "BasicLSTMCell, data parallel", "reason": "published only; see multi_gpu.md",
+        {"row": "while_loop, 2 GPUs", "description": "BasicLSTMCell, data parallel", "reason": "published only; see multi_gpu.py",
          "published": PUBLISHED["speed"]["large"]["two_gpus"], "table": 0, "config": "large", "device": "gpu"},
     ],
     "headline": {"table": 0, "columns": ["words/s", "speedup over BasicLSTMCell", "against the fastest peer",

@@ -119,7 +119,7 @@ class Child:
         gpu: str | None = None,
     ) -> None:
         self.state, self.outcome, self.gpu = WORKS, None, gpu
-        self.turn_s = 0.0  # seconds that its last turn to time took
+        self._turn_s = 0.0  # seconds that its last turn to time took
         self._limit_s, self._watch, self._told = limit_s, watch, b""
         self._worked_s, self._since = 0.0, time.monotonic()  # in states that are over; when this state began
         self._limit_from_s = 0.0  # of work, when the child last made progress
@@ -191,12 +191,13 @@ class Child:
         if self.state in AT_WORK:
             self._worked_s += now - self._since
         if self.state == TIMES:
-            self.turn_s = now - self._since
+            self._turn_s = now - self._since
         self.state, self._since = state, now
 
-    def had_a_long_turn(self) -> bool:
-        """Whether its last turn was one, after which it ends soon; one that hands over point after point asks for many."""
-        return self.turn_s >= LONG_S and not self._watch
+    def long_turn_s(self) -> float:
+        """Seconds of its last turn where that was a long one, after which it ends soon; else 0, also of one that hands over point
+        after point, which asks for many."""
+        return self._turn_s if self._turn_s >= LONG_S and not self._watch else 0.0
 
     def look(self) -> None:
         """Take in what the child has said and done since the last time; `outcome` is there once it has ended."""
@@ -311,7 +312,7 @@ def _granted(children: Sequence[Child]) -> Sequence[Child]:
     timed = [child for child in children if child.state == TIMED]
     waiting_s = collections.Counter()
     for child in timed:
-        waiting_s[child.gpu] += child.turn_s if child.had_a_long_turn() else 0
+        waiting_s[child.gpu] += child.long_turn_s()
     if any(waiting_s.values()) and TIMES not in states:
         return timed
     if any(seconds >= WAITS_S for seconds in waiting_s.values()):

@@ -300,7 +300,7 @@ def test_every_published_figure_has_a_row_and_a_column(name):
 
 def test_two_gpus_of_ptb_keep_their_place_with_their_published_figure():
     row = next(row for row in SCRIPTS["ptb"].LAYOUT["extra_rows"] if "2 GPUs" in row["row"])
-    assert row["published"]["P40 (words/s)"] == 25000 and row["reason"].endswith("see multi_gpu.md")
+    assert row["published"]["P40 (words/s)"] == 25000 and row["reason"].endswith("see multi_gpu.py")
 
 
 # --- sentences ----------------------------------------------------------------------------------------------------------
