@@ -27,7 +27,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from . import nvrtc, persistent
+from . import nvrtc, persistent, tracing
 from .stack import LayerWeights
 from .tiling import streamed
 from .work import parts
@@ -81,58 +81,28 @@ def _told(error: Exception) -> str:
     return str(error).partition("; use implementation=")[0]
 
 
-def in_scratch() -> bool:
-    """Whether Keras traces a call for its shapes alone, in a graph that never runs."""
-    return any(str(getattr(graph, "name", "")).startswith("scratch_graph") for graph in nvrtc.graphs())
-
-
-def on_cpu() -> bool:
-    """Whether operations go to a CPU from here."""
-    return "CPU:" in _own_device()
-
-
-def compiled_for_cpu() -> bool:
-    """Whether XLA compiles what is traced, for a CPU, and nothing takes its operations apart."""
-    return on_cpu() and _compiled_by_xla() and not nvrtc.vectorized()
-
-
 def _elsewhere(devices: Sequence[str]) -> str:
     """Why a launch cannot be here; empty: it can."""
     gpus = len(tf.config.get_visible_devices("GPU"))
-    if gpus and (on_cpu() or any("CPU:" in device for device in devices)):
+    if gpus and (tracing.on("CPU") or any("CPU:" in device for device in devices)):
         return "on a CPU"
     if gpus and _logical_gpus() > gpus:
         return "several logical GPUs on a card"
     if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
         return "a GPU that programs share by MPS"
-    if nvrtc.vectorized():
+    if tracing.vectorized():
         return "in tf.vectorized_map"
-    if tf.distribute.has_strategy() and not _compiled_by_xla():
+    if tf.distribute.has_strategy() and not tracing.compiled_by_xla():
         return "under tf.distribute, outside of XLA"
     return ""
 
 
 def _logical_gpus() -> int:
     """Those of this process: TensorFlow lists a cluster's other tasks' too, named such as "/job:worker/…/task:1/device:GPU:0"."""
-    own = _own_device().partition("/device:")[0]
+    own = tracing.own_device().partition("/device:")[0]
     names = [device.name for device in tf.config.list_logical_devices("GPU")]
     return sum(name.partition("/device:")[0] in ("", own) for name in names)
 
 
 def _eager() -> bool:
     return tf.executing_eagerly()
-
-
-def _compiled_by_xla() -> bool:
-    """Whether XLA compiles what is traced; False where TensorFlow does not tell."""
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:
-        return False
-    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-
-
-def _own_device() -> str:
-    """Where operations go from here."""
-    with tf.init_scope():  # out of a function, in the scope of device around it
-        return tf.zeros([]).device

@@ -47,7 +47,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from . import checks, choice
+from . import checks, choice, tracing
 from .persistent import persistent_bidirectional_stack, persistent_stack
 from .spec import Shapes, StackSpec, check_weights
 from .stack import CPU_UNROLL, LayerWeights, bidirectional_stack, lstm_stack
@@ -271,7 +271,7 @@ class WavefrontLSTM(StackLayer):
         Keras' function takes no tensor as a rate.
         """
         seed = tf.cast(tf.math.floormod(self.seed_generator.next(), tf.int32.max - 1), tf.int32)  # as Keras does
-        rng_alg = "philox" if choice.on_cpu() else "auto_select"
+        rng_alg = "philox" if tracing.on("CPU") else "auto_select"
         return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg=rng_alg)
 
     def _run(self, x, states, lengths, training):
@@ -293,7 +293,7 @@ class WavefrontLSTM(StackLayer):
             x = tf.where(within[..., tf.newaxis], x, tf.zeros([], x.dtype))
         run, options = persistent_stack if chosen == "persistent" else lstm_stack, {}
         # On a CPU layers take turns: a step of one layer keeps its cores busy.
-        if chosen == "xla" and choice.compiled_for_cpu():
+        if chosen == "xla" and tracing.compiled_for("CPU"):
             options = {"unroll": CPU_UNROLL} | ({} if self.spec.bidirectional else {"together": 1})
         if self.spec.bidirectional:
             run = persistent_bidirectional_stack if chosen == "persistent" else bidirectional_stack
@@ -303,7 +303,7 @@ class WavefrontLSTM(StackLayer):
 
     def _choose(self, x, layers, lengths, dropout, keep) -> str:
         """The implementation of this trace. One for shapes alone leaves no word of it."""
-        if choice.in_scratch():
+        if tracing.in_scratch():
             return "xla" if self.implementation == "auto" else self.implementation
         if self.implementation != "auto":
             self._held.chosen = self.implementation

@@ -7,7 +7,7 @@ is compiled for the very shapes of a model, in about a second, when the function
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -204,20 +204,6 @@ def launch(
         "shared_mem_bytes": shared_bytes, "output_indices": f"[{places}]",
     }  # fmt: skip
     return list(xla.custom_call_v2(TARGET, operands, results, backend_config=_dictionary(config)))
-
-
-def graphs() -> Iterator[tf.Graph]:
-    """The graph that is being traced, and those around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        yield graph
-        graph = getattr(graph, "outer_graph", None)
-
-
-def vectorized() -> bool:
-    """Whether what is traced is a body of tf.vectorized_map (or of a Jacobian), which cannot take a launch apart."""
-    scopes = (graph.get_name_scope().split("/") for graph in graphs())
-    return any(name.startswith("loop_body") for scope in scopes for name in scope)  # as TensorFlow names it
 
 
 def _dictionary(entries: Mapping[str, object]) -> str:

@@ -27,9 +27,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from . import nvrtc, schedule
+from . import nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
+from .products import product
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, fits, fitting, layers_together
 from .work import DTYPE_CODES, WARPS, Work, padded_units, parts
@@ -75,7 +76,7 @@ def persistent_stack(
             _pad_gates(tf.pad(layer.kernel, [[0, more if first + k else 0], [0, 0]]), more)
             for k, layer in enumerate(group)
         ]
-        projected = tf.matmul(tf.reshape(inputs, [time * batch, -1]), kernels[0])
+        projected = product(tf.reshape(inputs, [time * batch, -1]), kernels[0])
         projected = tf.reshape(projected, [1, time, batch, 4 * padded])
         links = tf.stack(kernels[1:]) if len(group) > 1 else None
         own = slice(first, first + together)
@@ -116,7 +117,7 @@ def persistent_bidirectional_stack(
         if k and dropout:
             inputs = dropout(inputs)
         both = tf.reshape(tf.stack([inputs, reversed_steps(inputs, lengths)]), [2, time * batch, -1])
-        projected = tf.matmul(both, tf.stack([_pad_gates(layer.kernel, more) for layer in pair]))
+        projected = product(both, tf.stack([_pad_gates(layer.kernel, more) for layer in pair]))
         projected = tf.reshape(projected, [2, time, batch, 4 * work.units])
         outputs = []
         for first in range(0, 2, work.directions):  # of a launch
@@ -262,7 +263,7 @@ def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
         first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, *_unwatched(sources), keep, lengths)
 
         def gradient(*upstream):
-            if nvrtc.vectorized():
+            if tracing.vectorized():
                 return _gradient_by_schedule(sources, upstream, keep, lengths)
 
             @tf.custom_gradient
@@ -366,19 +367,25 @@ def _backward(
     operands += _options(keep, lengths, dtype)
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
-    d_recurrent = tf.einsum("ltbu,ltbv->luv", first, d_first)
+    d_recurrent = _over_steps(first, d_first)
     d_links = links
     if keep is not None:  # each gate has an h of its own
         hs = tf.concat([first, rest[..., :units]], 0)
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
         d_gates = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
         d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_gates), recurrent.shape)
-        d_links = tf.einsum("ltbu,ltbv->luv", rest[..., units:], d_rest[0]) if linked else links
+        d_links = _over_steps(rest[..., units:], d_rest[0]) if linked else links
     elif linked:
-        d_both = tf.einsum("ltbu,ltbv->luv", rest, d_rest[0])
+        d_both = _over_steps(rest, d_rest[0])
         d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
         d_links = d_both[:, units:]
     return d_first, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
+
+
+def _over_steps(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """[lanes, u, v]: x [lanes, time, batch, u] times y [lanes, time, batch, v], summed over time and batch."""
+    x, y = (tf.reshape(each, [each.shape[0], -1, each.shape[-1]]) for each in (x, y))
+    return product(tf.linalg.matrix_transpose(x), y)
 
 
 def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Work:

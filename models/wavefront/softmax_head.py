@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from . import softmax
 from .checks import boolean, integer
+from .products import product
 from .softmax_loss import add_bias, padded, padded_size, softmax_losses
 
 LARGEST = 2.0**15  # a power of two: gradients of float16 logits, times it, stay below float16's 65504
@@ -157,7 +158,7 @@ class SoftmaxHead(keras.layers.Layer):
     def _product(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """[rows, padded vocabulary], in the compute dtype."""
         flat = tf.reshape(tf.cast(inputs, self.compute_dtype), [-1, inputs.shape[-1]])
-        return tf.matmul(flat, tf.cast(kernel, flat.dtype))
+        return product(flat, tf.cast(kernel, flat.dtype))
 
 
 def _check_targets(targets, inputs) -> None:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from harness.measure.proof import UPDATE_STEPS, Kernel, Proof
 from models import rows
-from models.wavefront import choice
+from models.wavefront import tracing
 from models.wavefront.compiled_loop import CompiledLoop
 from tests import cases
 
@@ -58,7 +58,7 @@ def test_what_a_step_traces_sees_that_xla_compiles_it(monkeypatch):
     seen, model = [], model_of(CompiledLoop)
     first = model.layers[0]
     call = first.call
-    monkeypatch.setattr(first, "call", lambda x, **more: seen.append(choice.compiled_for_cpu()) or call(x, **more))
+    monkeypatch.setattr(first, "call", lambda x, **more: seen.append(tracing.compiled_for("CPU")) or call(x, **more))
     model.fit(X[: 4 * BATCH], Y[: 4 * BATCH], batch_size=BATCH, verbose=0)
     model.evaluate(X[: 4 * BATCH], Y[: 4 * BATCH], batch_size=BATCH, verbose=0)
     assert len(seen) >= 2 and all(seen)

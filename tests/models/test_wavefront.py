@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import choice
+from models.wavefront import tracing
 from models.wavefront import layer as wavefront
 from models.wavefront.layer import WavefrontLSTM
 from tests import cudnn_layer_cases
@@ -63,7 +63,7 @@ def test_under_xla_on_a_cpu_layers_run_in_turn_and_compute_what_a_gpu_does(direc
     made = layer(3, direction, return_sequences=True, recurrent_dropout=0)
     ran = []
     for compiled in (True, False):
-        monkeypatch.setattr("models.wavefront.choice.compiled_for_cpu", lambda compiled=compiled: compiled)
+        monkeypatch.setattr(tracing, "compiled_for", lambda _, compiled=compiled: compiled)
         run = tf.function(lambda x: loss_and_gradients(lambda x: made(x, mask=MASK, training=True), x, made.weights))
         graph = run.get_concrete_function(tf.constant(INPUTS)).graph
         loops = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")]
@@ -76,13 +76,13 @@ def test_under_xla_on_a_cpu_layers_run_in_turn_and_compute_what_a_gpu_does(direc
 
 def test_the_schedule_of_a_cpu_is_that_of_xla_alone(monkeypatch):
     seen = []
-    call = lambda x: seen.append(choice.compiled_for_cpu()) or x  # noqa: E731
+    call = lambda x: seen.append(tracing.compiled_for("CPU")) or x  # noqa: E731
     x = tf.ones([2, 3])
     call(x)
     tf.function(call)(x)
     tf.function(call, jit_compile=True)(x)
     tf.function(lambda x: tf.vectorized_map(call, x), jit_compile=True)(x)
-    monkeypatch.setattr(choice, "_own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
+    monkeypatch.setattr(tracing, "own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
     tf.function(call, jit_compile=True)(x)
     assert [seen[k] for k in (0, 1, 2, -2, -1)] == [False, False, True, False, False]
 
@@ -147,7 +147,7 @@ def test_mixed_precision_trains_float32_weights(policy):
 
 @pytest.mark.parametrize("together", ["together", "in turn"])
 def test_dropout_keeps_each_number_with_its_probability_and_the_mean(together, monkeypatch):
-    monkeypatch.setattr("models.wavefront.choice.compiled_for_cpu", lambda: together == "in turn")
+    monkeypatch.setattr(tracing, "compiled_for", lambda _: together == "in turn")
     made = WavefrontLSTM(1, 2, dropout=0.25, return_sequences=True, seed=0, dtype="float64")
     made.build((None, None, 1))
     # Layer 0 gives constant numbers, layer 1's input gate alone hangs on them, and c forgets: every output is 0 or of one value.
@@ -177,7 +177,7 @@ def test_dropout_on_a_cpu_names_its_generator():
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_a_rate_of_dropout_may_be_a_tensor_wherever_it_runs(on_cpu, monkeypatch):
-    monkeypatch.setattr(choice, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(tracing, "on", lambda _: on_cpu)
     made, x = WavefrontLSTM(3, 2, dropout=0.25, seed=3), tf.ones([50, 20])
     dropped = tf.function(made._dropped)
     np.testing.assert_array_equal(dropped(x, tf.constant(0.0)), x)

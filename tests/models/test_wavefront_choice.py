@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import choice, nvrtc
+from models.wavefront import choice, nvrtc, tracing
 from models.wavefront.layer import WavefrontLSTM
 from models.wavefront.nvrtc import Chip
 from models.wavefront.stack import LayerWeights
@@ -254,7 +254,7 @@ def test_a_cpu_beside_a_gpu_gets_xla(h200, monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
     assert traced().chosen == "xla"  # all is on this machine's CPU
     assert choice._elsewhere(["/device:CPU:0"]) == "on a CPU"
-    monkeypatch.setattr(choice, "_own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
+    monkeypatch.setattr(tracing, "own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
     assert choice._elsewhere(["/job:localhost/replica:0/task:0/device:GPU:0"]) == ""
     assert traced().chosen == "xla"  # its weights
     logical.append(SimpleNamespace(name="/device:GPU:1"))
@@ -267,7 +267,7 @@ def test_the_gpus_of_other_tasks_are_not_on_this_card(h200, monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
     names = [f"/job:worker/replica:0/task:{task}/device:GPU:0" for task in range(2)]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [SimpleNamespace(name=name) for name in names])
-    monkeypatch.setattr(choice, "_own_device", lambda: names[1])
+    monkeypatch.setattr(tracing, "own_device", lambda: names[1])
     assert choice._elsewhere(names[1:]) == ""
     names.append(names[1].replace("GPU:0", "GPU:1"))
     assert choice._elsewhere(names[1:]) == "several logical GPUs on a card"
@@ -276,7 +276,7 @@ def test_the_gpus_of_other_tasks_are_not_on_this_card(h200, monkeypatch):
 def test_the_device_is_that_of_the_scope_around_the_function():
     [cpu] = {tf.zeros([]).device}
     found = []
-    function = tf.function(lambda: found.append(choice._own_device()))
+    function = tf.function(lambda: found.append(tracing.own_device()))
     with tf.device("/CPU:0"):
         function()
     assert found == [cpu]
