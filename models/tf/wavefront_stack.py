@@ -68,4 +68,6 @@ class PersistentWavefrontStack(WavefrontStack):
     implementation = "persistent"
 
     def notes(self, mode):
-        return tiling.notes(nvrtc.chip())
+        tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        in_parts = ["products of float32 are sums of products of tf32 and bfloat16, on tensor cores"]
+        return tiling.notes(nvrtc.chip()) + in_parts * (self.dtype == "float32" and not tf32)

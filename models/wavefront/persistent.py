@@ -10,7 +10,8 @@ kernel, which keeps its weights on the chip, as far as they fit. What it needs i
 8.0 or later, sizes that are known when a function is traced, no float64, and of wavefront.cu as many thread blocks as there
 are multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits in no slice is a
 ValueError. float32 is as precise as TensorFlow is set to be when a function is traced: where TensorFloat-32 is on, operands are
-rounded to it; where it is off, each product is a sum of three such, which gives float32's precision.
+rounded to it; where it is off, each product is a sum of three such, which gives float32's precision. products.py has
+the products outside of the kernels.
 
 The blocks of a launch of wavefront.cu wait for each other at every step, so all of them have to run at once. On one stream, as
 XLA runs a function, they do, but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS

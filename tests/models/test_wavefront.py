@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import tracing
 from models.wavefront import layer as wavefront
+from models.wavefront import tracing
 from models.wavefront.layer import WavefrontLSTM
 from tests import cudnn_layer_cases
 from tests.comparing import error
