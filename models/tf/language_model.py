@@ -17,7 +17,7 @@ import tensorflow as tf
 from models import trial
 from models.cudnn.graph_difference import graph_difference
 from models.tf.stack import POLICIES, Stack
-from models.wavefront import softmax
+from models.wavefront import products, softmax
 from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import add_bias
 from models.weights.canonical import stack_size
@@ -143,7 +143,8 @@ class LanguageModel(trial.LanguageModelTrial):
 
     def notes(self, mode: str) -> list[str]:
         """Of the stack: sentences for the tables on how it ran."""
-        return self.stack.notes(mode)
+        of_head = products.notes(self.stack.dtype) if self.head is not None and mode != "stack" else []
+        return list(dict.fromkeys([*self.stack.notes(mode), *of_head]))
 
     def restore(self) -> None:
         """Weights, optimizer and states as they were at the start; copies on the device."""

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.tf.stack import HALVES, POLICIES, Stack
-from models.wavefront import nvrtc, tiling
+from models.wavefront import nvrtc, products, tiling
 from models.wavefront.layer import WavefrontLSTM
 from models.weights import layouts
 
@@ -68,6 +68,4 @@ class PersistentWavefrontStack(WavefrontStack):
     implementation = "persistent"
 
     def notes(self, mode):
-        tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-        in_parts = ["products of float32 are sums of products of tf32 and bfloat16, on tensor cores"]
-        return tiling.notes(nvrtc.chip()) + in_parts * (self.dtype == "float32" and not tf32)
+        return tiling.notes(nvrtc.chip()) + products.notes(self.dtype)

@@ -386,7 +386,7 @@ def _backward(
 def _over_steps(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """[lanes, u, v]: x [lanes, time, batch, u] times y [lanes, time, batch, v], summed over time and batch."""
     x, y = (tf.reshape(each, [each.shape[0], -1, each.shape[-1]]) for each in (x, y))
-    return product(tf.linalg.matrix_transpose(x), y)
+    return product(x, y, transpose_a=True)
 
 
 def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Work:

@@ -1,64 +1,89 @@
-"""Matrix products outside of the kernels, as XLA for a GPU runs them best, which is not how it does if left alone.
+"""Matrix products outside of the kernels, for XLA on a GPU, whose own choice is slower.
 
 - It searches: for a product of float32 by TensorFloat-32 it compiles dozens of Triton kernels and times them against cuBLAS'. In
   the first call of a training step that was half to three quarters of the time, and steps were no faster. An operand precision
   other than the default keeps it to cuBLAS, and "high" is TensorFloat-32 still. Small products are left to it, see SMALL.
 - Rows of float32 that are not made of whole 16 bytes, such as 650 numbers, get slow kernels. They are padded with zeros.
-- Where TensorFloat-32 is off, it runs float32 beside the tensor cores. Here each number is the sum of three of bfloat16, which
+- Where TensorFloat-32 is off, it runs float32 without the tensor cores. Here each number is the sum of three of bfloat16, which
   together hold all of its 24 bits, and a product is the sum of the six products of parts that matter to float32. Tensor cores
-  cut where they add up, so that the leading one of the six, of which the others are a hundredth, is added up in pieces. As with
-  the kernels, which make one product three of TensorFloat-32, a number that is not finite makes the sums that it is in NaN.
+  truncate when they accumulate, so the leading one of the six, of which the others are a hundredth, is accumulated in pieces. As
+  with the kernels, which make one product three of TensorFloat-32, a number that is not finite makes the sums that it is in NaN.
 
-docs/wavefront-kernels.md has the times, and what is lost where a sum is not in pieces.
+docs/wavefront-kernels.md has the times and the errors.
 """
 
 import math
 
 import tensorflow as tf
 
-from . import tracing
+from . import nvrtc, tracing
 
-ALIGNED = 4  # float32 numbers of 16 bytes
-# Floating-point operations; 2.5 times as many where a sum over all steps has few tiles of 64 x 64 as its result. By a probe
-# of 2 layers of 128 units (docs) steps with these by cuBLAS were a tenth slower and more; products of 200 units were not.
+# Floating-point operations; 2.5 times as many where a sum over rows has few tiles of 64 x 64 as its result. With all products by
+# cuBLAS a training step of 2 layers of 128 units took an eighth longer, one of 200 units no longer: docs/wavefront-kernels.md.
 SMALL = 1e8
 FEW_TILES = 32
-LONGEST = 1024  # of an inner axis whose sum is precise enough in one piece
+LONGEST = 1024  # of an inner axis that tensor cores accumulate precisely enough in one piece
+AT_ONCE = 8  # pieces whose sums are in memory at the same time
 
 
 @tf.autograph.experimental.do_not_convert
-def product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """a · b of one dtype, as tf.matmul(a, b).
-
-    Second derivatives are taken in the function that XLA compiles, not by a tape around it.
+def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False) -> tf.Tensor:
+    """a · b of one dtype, as tf.matmul(a, b, transpose_a).
 
     Args:
-        a: [..., rows, inner].
+        a: [..., rows, inner], or with transpose_a [..., inner, rows].
         b: [..., inner, columns], with as many axes; two or three.
     """
+    of_a = -2 if transpose_a else -1
     known = a.shape.is_fully_defined() and b.shape.is_fully_defined()
-    if a.dtype != tf.float32 or not known or not tracing.compiled_for("GPU") or _small(a, b, -1, -2):
-        return tf.matmul(a, b)
-    more = -b.shape[-2] % ALIGNED
-    outer = [[0, 0]] * (b.shape.rank - 2)
-    return _contracted(tf.pad(a, [*outer, [0, 0], [0, more]]), tf.pad(b, [*outer, [0, more], [0, 0]]), -1, -2)
+    if a.dtype != tf.float32 or not known or _small(a, b, of_a, -2) or not tracing.compiled_for("GPU"):
+        return tf.matmul(a, b, transpose_a)
+    if tracing.in_forward_mode(a, b) or not (_tf32() or in_parts()):
+        return tf.matmul(a, b, transpose_a)
+    if not transpose_a:
+        more = -b.shape[-2] % (4 if _tf32() else 8)  # to 16 bytes, of bfloat16 where there are parts
+        outer = [[0, 0]] * (b.shape.rank - 2)
+        a, b = tf.pad(a, [*outer, [0, 0], [0, more]]), tf.pad(b, [*outer, [0, more], [0, 0]])
+    return _contracted(a, b, of_a, -2)
+
+
+def in_parts() -> bool:
+    """Whether products of float32 are sums of products of bfloat16: without TensorFloat-32, on a GPU that is fast with those."""
+    if _tf32() or not tracing.on("GPU"):
+        return False
+    try:
+        return nvrtc.chip().capability >= 80
+    except (ValueError, OSError):  # a GPU that is not NVIDIA's
+        return False
+
+
+def notes(dtype: str) -> list[str]:
+    """For whoever reports times: that products of this dtype are in parts, where they are."""
+    return ["products of float32 are sums of products of their parts, on tensor cores"] * (
+        dtype == "float32" and in_parts()
+    )
+
+
+def _tf32() -> bool:
+    return tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def _contracted(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
     """The sum over axis `of_a` of a and `of_b` of b, each -1 or -2: [..., the other axis of a, the other axis of b]."""
     if tracing.vectorized() or _small(a, b, of_a, of_b):  # as a gradient may be
         return tf.matmul(a, b, transpose_a=of_a == -2, transpose_b=of_b == -1)
+    free_a, free_b = -3 - of_a, -3 - of_b
 
     @tf.custom_gradient
     def run(a, b):
         def gradient(upstream):
-            free_a, free_b = -3 - of_a, -3 - of_b
-            by_a = (upstream, b, -1, free_b) if of_a == -1 else (b, upstream, free_b, -1)
-            by_b = (a, upstream, free_a, -2) if of_b == -2 else (upstream, a, -2, free_a)
+            upstream = tf.ensure_shape(upstream, [*a.shape[:-2], a.shape[free_a], b.shape[free_b]])
+            x, y = tf.identity(a), tf.identity(b)  # in the graph of this gradient, where a gradient of it finds them
+            by_a = (upstream, y, -1, free_b) if of_a == -1 else (y, upstream, free_b, -1)
+            by_b = (x, upstream, free_a, -2) if of_b == -2 else (upstream, x, -2, free_a)
             return _contracted(*by_a), _contracted(*by_b)
 
-        by_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-        return (_dot if by_tf32 else _by_parts)(a, b, of_a, of_b), gradient
+        return (_dot if _tf32() else _by_parts)(a, b, of_a, of_b), gradient
 
     return run(a, b)
 
@@ -76,56 +101,59 @@ def _by_parts(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
     """`_contracted` of float32, by products of bfloat16."""
     free_a, free_b = -3 - of_a, -3 - of_b
     parts_a, parts_b = _parts(a), _parts(b)
-    operands, result = a.shape.num_elements() + b.shape.num_elements(), a.shape[free_a] * b.shape[free_b]
-    if (
-        result > operands and a.shape[of_a] <= LONGEST
-    ):  # a large result is written once: one product, the leading part last
+    size_a, size_b = a.shape.num_elements(), b.shape.num_elements()
+    result = math.prod([*a.shape[:-2], a.shape[free_a], b.shape[free_b]])
+    if result > size_a + size_b and a.shape[of_a] <= LONGEST:
+        # A large result is written once, by one product: the leading part comes last, so that it is accumulated alone.
         pairs = [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]
         all_a, all_b = tf.concat([parts_a[k] for k, _ in pairs], of_a), tf.concat([parts_b[k] for _, k in pairs], of_b)
         return _dot(all_a, all_b, of_a, of_b)
     # Otherwise each part of the larger operand is read once, but for the leading one.
     found = []
     for k, others in enumerate(([1, 2], [0, 1], [0])):
-        if a.shape.num_elements() >= b.shape.num_elements():
+        if size_a >= size_b:
             sums, axis = _dot(parts_a[k], tf.concat([parts_b[j] for j in others], free_b), of_a, of_b), -1
         else:
             sums, axis = _dot(tf.concat([parts_a[j] for j in others], free_a), parts_b[k], of_a, of_b), -2
         found += tf.split(sums, len(others), axis)
-    small = found[1] + found[3] + found[4]  # the smallest first
-    return small + (found[0] + found[2]) + _in_pieces(parts_a[0], parts_b[0], of_a, of_b)
+    smallest = found[1] + found[3] + found[4]
+    return smallest + (found[0] + found[2]) + _in_pieces(parts_a[0], parts_b[0], of_a, of_b)
 
 
 def _parts(x: tf.Tensor) -> list[tf.Tensor]:
     """Three of bfloat16 whose sum is x, a large, a small and a very small one."""
     found = []
     for _ in range(3):
-        # Rounded by hand: XLA takes a cast there and back for nothing.
-        nearest = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x8000, ~0xFFFF), tf.float32)
-        nearest = tf.where(tf.math.is_nan(x), x, nearest)  # of CUDA's NaN, all bits set, rounding makes a zero
+        # Rounded by hand, since XLA takes a cast there and back for nothing. Truncated are the largest numbers, of which rounding
+        # makes infinity, and NaN: of CUDA's, all bits set, it makes a zero.
+        half = tf.where(tf.abs(x) < 2.0**127, 0x8000, 0)
+        nearest = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + half, ~0xFFFF), tf.float32)
         found.append(tf.cast(nearest, tf.bfloat16))
         x -= nearest
     return found
 
 
 def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
-    """`_dot` whose inner axis is added up by tensor cores LONGEST numbers at a time at most, and then in float32."""
+    """`_dot` whose inner axis tensor cores accumulate LONGEST numbers at a time at most; the rest is added up in float32."""
     inner = a.shape[of_a]
     pieces = -(-inner // LONGEST)
     if pieces == 1:
         return _dot(a, b, of_a, of_b)
     length = -(-inner // (8 * pieces)) * 8  # whole 16 bytes
+    a, b = _divided(a, of_a, pieces, length), _divided(b, of_b, pieces, length)
+    groups = [(a[..., k : k + AT_ONCE, :, :], b[..., k : k + AT_ONCE, :, :]) for k in range(0, pieces, AT_ONCE)]
+    return tf.add_n([tf.reduce_sum(_dot(*group, of_a, of_b), -3) for group in groups])
 
-    def divided(x, axis):
-        """x with an axis of pieces before the last two."""
-        more = [[0, 0]] * x.shape.rank
-        more[axis] = [0, pieces * length - inner]
-        x = tf.pad(x, more)
-        if axis == -2:
-            return tf.reshape(x, [*x.shape[:-2], pieces, length, x.shape[-1]])
-        x = tf.reshape(x, [*x.shape[:-1], pieces, length])
-        return tf.transpose(x, [*range(x.shape.rank - 3), x.shape.rank - 2, x.shape.rank - 3, x.shape.rank - 1])
 
-    return tf.reduce_sum(_dot(divided(a, of_a), divided(b, of_b), of_a, of_b), -3)
+def _divided(x: tf.Tensor, axis: int, pieces: int, length: int) -> tf.Tensor:
+    """x with its axis -1 or -2 in pieces, on an axis of their own before the last two; zeros fill it up."""
+    more = [[0, 0]] * x.shape.rank
+    more[axis] = [0, pieces * length - x.shape[axis]]
+    x = tf.pad(x, more)
+    if axis == -2:
+        return tf.reshape(x, [*x.shape[:-2], pieces, length, x.shape[-1]])
+    x = tf.reshape(x, [*x.shape[:-1], pieces, length])
+    return tf.transpose(x, [*range(x.shape.rank - 3), x.shape.rank - 2, x.shape.rank - 3, x.shape.rank - 1])
 
 
 def _dot(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:

@@ -35,7 +35,14 @@ def compiled_by_xla() -> bool:
 
 def compiled_for(kind: str) -> bool:
     """Whether XLA compiles what is traced, for a device of this kind, "CPU" or "GPU", and nothing takes its operations apart."""
-    return on(kind) and compiled_by_xla() and not vectorized()
+    return compiled_by_xla() and on(kind) and not vectorized()
+
+
+def in_forward_mode(*tensors: tf.Tensor) -> bool:
+    """Whether a tf.autodiff.ForwardAccumulator, which differentiates what is in a custom gradient, watches any of these."""
+    from tensorflow.python.eager.forwardprop_util import pack_tangents
+
+    return bool(pack_tangents(tensors).tangents)
 
 
 def on(kind: str) -> bool:
