@@ -13,7 +13,7 @@ from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine, records
 from models import rows
-from models.wavefront import WavefrontLSTM, softmax, tune
+from models.wavefront import WavefrontLSTM, products, softmax, tune
 from tests import cases
 from tests.comparing import error
 
@@ -148,6 +148,29 @@ def test_recurrent_dropout_masks_and_directions_of_the_persistent_kernels_are_th
         assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x, mask=mask), "float32"))).max() > 1e-2, "no dropout"
     for given, expected in zip(found[1], found[0], strict=True):
         assert error(given, expected) < limit
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])
+@pytest.mark.parametrize(
+    "shapes", [((512, 10048), (10048, 256)), ((650, 700), (700, 1000)), ((256, 6400), (6400, 2048))]
+)
+def test_products_around_the_kernels_have_the_precision_they_say(gpu_runtime, shapes, precision, least, most):
+    """Tensor cores truncate: a long sum of parts in one piece would be wrong by 3e-5."""
+    cases.execute_in(precision)
+    rng = np.random.default_rng(1)
+    a, b = (tf.constant(rng.normal(size=shape), "float32") for shape in shapes)
+
+    @tf.function(jit_compile=True)
+    def product_and_gradients(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            found = products.product(a, b)
+        return [found, *tape.gradient(found, [a, b], found)]
+
+    found = [np.float64(x) for x in product_and_gradients(a, b)]
+    a, b = np.float64(a), np.float64(b)
+    for one, exact in zip(found, (a @ b, found[0] @ b.T, a.T @ found[0]), strict=True):
+        assert least < error(one, exact) < most
 
 
 @pytest.mark.parametrize("given", [{}, {"mask": True}, {"direction": "bidirectional"}])
