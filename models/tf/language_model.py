@@ -142,7 +142,7 @@ class LanguageModel(trial.LanguageModelTrial):
     # -- what the proof needs ------------------------------------------------------------------------------------------
 
     def notes(self, mode: str) -> list[str]:
-        """Of the stack: sentences for the tables on how it ran."""
+        """Sentences for the tables on how the stack ran, and the SoftmaxHead's products."""
         of_head = products.notes(self.stack.dtype) if self.head is not None and mode != "stack" else []
         return list(dict.fromkeys([*self.stack.notes(mode), *of_head]))
 

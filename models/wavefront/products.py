@@ -16,7 +16,7 @@ import math
 
 import tensorflow as tf
 
-from . import nvrtc, tracing
+from . import nvrtc, tracing, work
 
 # Floating-point operations; 2.5 times as many where a sum over rows has few tiles of 64 x 64 as its result. With all products by
 # cuBLAS a training step of 2 layers of 128 units took an eighth longer, one of 200 units no longer: docs/wavefront-kernels.md.
@@ -59,9 +59,8 @@ def in_parts() -> bool:
 
 def notes(dtype: str) -> list[str]:
     """For whoever reports times: that products of this dtype are in parts, where they are."""
-    return ["products of float32 are sums of products of their parts, on tensor cores"] * (
-        dtype == "float32" and in_parts()
-    )
+    told = dtype == "float32" and in_parts()
+    return ["products of float32 are sums of products of their parts, on tensor cores"] if told else []
 
 
 def _tf32() -> bool:
@@ -92,7 +91,7 @@ def _small(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
     """Whether XLA's own kernels are the better ones."""
     rows, columns = a.shape[-3 - of_a], b.shape[-3 - of_b]
     batch = math.prod(a.shape[:-2])
-    tiles = batch * -(-rows // 64) * -(-columns // 64)
+    tiles = batch * work.parts(rows, 64) * work.parts(columns, 64)
     few = of_a == of_b == -2 and tiles <= FEW_TILES
     return 2 * batch * rows * a.shape[of_a] * columns < SMALL * (2.5 if few else 1)
 
@@ -136,10 +135,10 @@ def _parts(x: tf.Tensor) -> list[tf.Tensor]:
 def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
     """`_dot` whose inner axis tensor cores accumulate LONGEST numbers at a time at most; the rest is added up in float32."""
     inner = a.shape[of_a]
-    pieces = -(-inner // LONGEST)
+    pieces = work.parts(inner, LONGEST)
     if pieces == 1:
         return _dot(a, b, of_a, of_b)
-    length = -(-inner // (8 * pieces)) * 8  # whole 16 bytes
+    length = 8 * work.parts(inner, 8 * pieces)  # whole 16 bytes
     a, b = _divided(a, of_a, pieces, length), _divided(b, of_b, pieces, length)
     groups = [(a[..., k : k + AT_ONCE, :, :], b[..., k : k + AT_ONCE, :, :]) for k in range(0, pieces, AT_ONCE)]
     return tf.add_n([tf.reduce_sum(_dot(*group, of_a, of_b), -3) for group in groups])

@@ -207,7 +207,7 @@ def test_small_gradients_of_recurrent_kernels_are_left_to_xla(units, steps, smal
     }
 
 
-def test_the_head_multiplies_so():
+def test_the_head_takes_these_products():
     head = SoftmaxHead(70)
     head.build((None, 12))
     x, targets = tf.TensorSpec([2, 3, 12], "float32"), tf.TensorSpec([2, 3], "int64")
@@ -266,6 +266,14 @@ def test_in_forward_mode_it_is_matmul(precision):
     assert_close(compiled(call)(a, b), np.float64(tangent) @ np.float64(b))
 
 
+def test_forward_mode_around_the_compiled_function_is_right(precision):
+    a, b, _, tangent, _ = random((4, 7), (7, 6))
+    run = compiled(product)
+    with tf.autodiff.ForwardAccumulator(a, tangent) as forward:
+        found = run(a, b)
+    assert_close(forward.jvp(found), np.float64(tangent) @ np.float64(b))
+
+
 @pytest.mark.parametrize("precision", ["tf32"], indirect=True)
 def test_rows_are_padded_to_whole_16_bytes(precision):
     graph = compiled(product).get_concrete_function(*random((5, 7), (7, 6))[:2]).graph
@@ -284,10 +292,10 @@ def test_a_small_product_and_its_gradients_are_matmul(monkeypatch):
 
 
 def test_a_long_sum_is_added_up_in_pieces(monkeypatch):
-    """Each product of the tensor cores is made worse by how long its sum is, as they cut it."""
+    """Each product of the tensor cores is made worse by how long its sum is, as truncation does."""
     dot = products._dot
-    cut = lambda a, b, of_a, of_b: dot(a, b, of_a, of_b) * (1 - a.shape[of_a] / 2**20)  # noqa: E731
-    monkeypatch.setattr(products, "_dot", cut)
+    truncated = lambda a, b, of_a, of_b: dot(a, b, of_a, of_b) * (1 - a.shape[of_a] / 2**20)  # noqa: E731
+    monkeypatch.setattr(products, "_dot", truncated)
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: False)
     for shapes in (((64, 512), (512, 8)), ((8, 512), (512, 64))):
         a, b = random(*shapes)[:2]
