@@ -31,7 +31,7 @@ import tensorflow as tf
 from . import nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .products import product
+from .products import over_rows, product
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, fits, fitting, layers_together
 from .work import DTYPE_CODES, WARPS, Work, padded_units, parts
@@ -77,11 +77,10 @@ def persistent_stack(
             _pad_gates(tf.pad(layer.kernel, [[0, more if first + k else 0], [0, 0]]), more)
             for k, layer in enumerate(group)
         ]
-        projected = product(tf.reshape(inputs, [time * batch, -1]), kernels[0])
-        projected = tf.reshape(projected, [1, time, batch, 4 * padded])
         links = tf.stack(kernels[1:]) if len(group) > 1 else None
         own = slice(first, first + together)
-        outputs, *final = _advance(projected, group, links, h[own], c[own], keep, lengths, own)
+        x = inputs[tf.newaxis], kernels[0][tf.newaxis]
+        outputs, *final = _advance(*x, group, links, h[own], c[own], keep, lengths, own)
         inputs = outputs[0]
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
@@ -117,13 +116,13 @@ def persistent_bidirectional_stack(
     for k, pair in enumerate(layers):
         if k and dropout:
             inputs = dropout(inputs)
-        both = tf.reshape(tf.stack([inputs, reversed_steps(inputs, lengths)]), [2, time * batch, -1])
-        projected = product(both, tf.stack([_pad_gates(layer.kernel, more) for layer in pair]))
-        projected = tf.reshape(projected, [2, time, batch, 4 * work.units])
+        both = tf.stack([inputs, reversed_steps(inputs, lengths)])
+        kernels = tf.stack([_pad_gates(layer.kernel, more) for layer in pair])
         outputs = []
         for first in range(0, 2, work.directions):  # of a launch
             of_pair, own = (slice(at, at + work.directions) for at in (first, 2 * k + first))
-            found, *final = _advance(projected[of_pair], pair[of_pair], None, h[own], c[own], keep, lengths, own)
+            x = both[of_pair], kernels[of_pair]
+            found, *final = _advance(*x, pair[of_pair], None, h[own], c[own], keep, lengths, own)
             outputs += tf.unstack(found[..., :units])
             finals.append(final)
         inputs = tf.concat([outputs[0], reversed_steps(outputs[1], lengths)], -1)
@@ -201,12 +200,12 @@ def _padded_states(h, c, keep, lengths, batch: int, more: int):
     return h, c, keep, lengths
 
 
-def _advance(projected, layers: Sequence[LayerWeights], links, h, c, keep, lengths, own: slice):
+def _advance(x, kernel, layers: Sequence[LayerWeights], links, h, c, keep, lengths, own: slice):
     """`advance` with the layers' weights, padded; `own`: their places in `keep`."""
     more = h.shape[-1] - layers[0].recurrent_kernel.shape[0]
     recurrent = tf.stack([_pad_gates(tf.pad(layer.recurrent_kernel, [[0, more], [0, 0]]), more) for layer in layers])
     bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in layers])
-    return advance(projected, recurrent, links, bias, h, c, None if keep is None else keep[own], lengths)
+    return advance(x, kernel, recurrent, links, bias, h, c, None if keep is None else keep[own], lengths)
 
 
 def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
@@ -243,12 +242,13 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
         raise ValueError("layer normalisation given, which the kernels do not do; use implementation='xla'")
 
 
-def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
+def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     """The lanes of `recurrent` together, as of schedule.advance; units are padded.
 
     Args:
-        projected: [1, time, batch, 4·units] of linked lanes, or of a single one; [2, …] of two directions.
-        recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of `projected`.
+        x, kernel: [1, time, batch, features] and [1, features, 4·units] of linked lanes' lowest, or of a single one; [2, …] of two
+            directions.
+        recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of x.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
         keep: [lanes, 4, batch, units] booleans, or None.
@@ -257,7 +257,7 @@ def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
     Returns:
         outputs [1 or 2, time, batch, units] of the last lane, or of both directions, 0 past a sequence's end; the final h and c.
     """
-    dtype_code = _dtype_code(projected.dtype)  # an argument of what is traced: a trace of one precision serves no other
+    dtype_code = _dtype_code(x.dtype)  # an argument of what is traced: a trace of one precision serves no other
 
     @tf.custom_gradient
     def run(*sources):
@@ -269,8 +269,9 @@ def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
 
             @tf.custom_gradient
             def once(*given):
-                _, recurrent, links, _, _, c, *above = _unwatched(given)
-                found = _backward(dtype_code, recurrent, links, first, rest, *kept, c, keep, lengths, *above)
+                x, kernel, recurrent, links, _, _, c, *above = _unwatched(given)
+                weights = kernel, recurrent, links
+                found = _backward(dtype_code, x, *weights, first, rest, *kept, c, keep, lengths, *above)
                 return found, functools.partial(_second_derivatives, given, keep, lengths)
 
             return once(*sources, *upstream)
@@ -279,7 +280,7 @@ def advance(projected, recurrent, links, bias, h, c, keep=None, lengths=None):
 
     if links is None:
         links = tf.zeros([0, *recurrent.shape[1:]], recurrent.dtype)
-    return run(projected, recurrent, links, bias, h, c)
+    return run(x, kernel, recurrent, links, bias, h, c)
 
 
 def _unwatched(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -292,12 +293,11 @@ def _gradient_by_schedule(sources, upstream, keep, lengths):
     """What the backward kernel computes, in TensorFlow, in a graph: for what takes operations apart or differentiates them.
 
     Args:
-        sources: projected, recurrent, links, bias, h, c of `advance`, `links` without layers where there are none.
+        sources: x, kernel, recurrent, links, bias, h, c of `advance`, `links` without layers where there are none.
         upstream: gradients by its outputs, h and c.
     """
-    projected, recurrent, links, bias, h, c = sources
-    links = links if links.shape[0] else None
-    bias = tf.cast(bias, projected.dtype)
+    x, kernel, recurrent, links, bias, h, c = sources
+    projected, links, bias = _projected(x, kernel), links if links.shape[0] else None, tf.cast(bias, x.dtype)
     outputs, h, c = schedule.advance(projected, recurrent, links, bias, h, c, lengths=lengths, keep=keep)
     return tf.gradients([outputs, h, c], sources, list(upstream), unconnected_gradients="zero")
 
@@ -312,14 +312,15 @@ def _second_derivatives(given, keep, lengths, *d_gradients):
 @tf.function(autograph=False)
 def _traced_second_derivatives(tensors):
     """The same in a graph: in a tf.autodiff.ForwardAccumulator tapes record nothing."""
-    sources, upstream, d_gradients = tensors["given"][:6], tensors["given"][6:], tensors["d_gradients"]
+    sources, upstream, d_gradients = tensors["given"][:7], tensors["given"][7:], tensors["d_gradients"]
     found = _gradient_by_schedule(sources, upstream, tensors.get("keep"), tensors.get("lengths"))
     return tf.gradients(found, [*sources, *upstream], d_gradients, unconnected_gradients="zero")
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep, lengths):
+def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
+    projected = _projected(x, kernel)
     (directions, time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
     weights, linked = tf.transpose(recurrent, [0, 2, 1]), links.shape[0] > 0
@@ -345,11 +346,30 @@ def _forward(dtype_code: int, projected, recurrent, links, bias, h, c, keep, len
     return tuple(found)
 
 
+def _projected(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """[directions, time, batch, 4·units]: x times the kernel."""
+    return tf.reshape(product(_rows(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
+
+
 @tf.function(jit_compile=True, autograph=False)
 def _backward(
-    dtype_code: int, recurrent, links, first, rest, gates, cells, c, keep, lengths, d_outputs, d_h_end, d_c_end
+    dtype_code: int,
+    x,
+    kernel,
+    recurrent,
+    links,
+    first,
+    rest,
+    gates,
+    cells,
+    c,
+    keep,
+    lengths,
+    d_outputs,
+    d_h_end,
+    d_c_end,
 ):
-    """Gradients by (projected, recurrent, links, bias, h, c)."""
+    """Gradients by (x, kernel, recurrent, links, bias, h, c)."""
     (lanes, units, _), (directions, time, batch, _) = recurrent.shape, first.shape
     linked = links.shape[0] > 0
     weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if linked else recurrent
@@ -368,25 +388,34 @@ def _backward(
     operands += _options(keep, lengths, dtype)
     d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
-    d_recurrent = _over_steps(first, d_first)
+    d_x = tf.reshape(product(_rows(d_first), kernel, transpose_b=True), x.shape)
     d_links = links
     if keep is not None:  # each gate has an h of its own
         hs = tf.concat([first, rest[..., :units]], 0)
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
         d_gates = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
         d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_gates), recurrent.shape)
-        d_links = _over_steps(rest[..., units:], d_rest[0]) if linked else links
-    elif linked:
-        d_both = _over_steps(rest, d_rest[0])
-        d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
-        d_links = d_both[:, units:]
-    return d_first, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
+        (d_kernel,) = _over_steps([x], d_first)
+        if linked:
+            (d_links,) = _over_steps([rest[..., units:]], d_rest[0])
+    else:
+        d_kernel, d_recurrent = _over_steps([x, first], d_first)
+        if linked:
+            (d_both,) = _over_steps([rest], d_rest[0])
+            d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
+            d_links = d_both[:, units:]
+    return d_x, d_kernel, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
 
 
-def _over_steps(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """[lanes, u, v]: x [lanes, time, batch, u] times y [lanes, time, batch, v], summed over time and batch."""
-    x, y = (tf.reshape(each, [each.shape[0], -1, each.shape[-1]]) for each in (x, y))
-    return product(x, y, transpose_a=True)
+def _over_steps(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
+    """[lanes, u, v] of each x [lanes, time, batch, u] times y [lanes, time, batch, v], summed over time and batch."""
+    return over_rows([_rows(x) for x in xs], _rows(y))
+
+
+def _rows(x: tf.Tensor) -> tf.Tensor:
+    """x [lanes, time, batch, u] as [lanes, time · batch, u]."""
+    lanes, time, batch, size = x.shape
+    return tf.reshape(x, [lanes, time * batch, size])
 
 
 def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Work:
@@ -407,7 +436,7 @@ def ptx(work: Work, time: int, tiling: Tiling | ClusterTiling, chip: Chip) -> st
     return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time), chip.capability)
 
 
-def kernel(work: Work, tiling: Tiling | ClusterTiling) -> str:
+def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
     """Its name."""
     return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}"
 
@@ -440,5 +469,5 @@ def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
     code, tiling = compiled(work, time), fitting(work, nvrtc.chip())
     return nvrtc.launch(
-        kernel(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
+        kernel_name(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
     )

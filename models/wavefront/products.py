@@ -3,6 +3,8 @@
 - It searches: for a product of float32 by TensorFloat-32 it compiles dozens of Triton kernels and times them against cuBLAS'. In
   the first call of a training step that was half to three quarters of the time, and steps were no faster. An operand precision
   other than the default keeps it to cuBLAS, and "high" is TensorFloat-32 still. Small products are left to it, see SMALL.
+- The weights' gradients are sums over rows of both operands, which tensor cores cannot read in that order as TensorFloat-32:
+  cuBLAS turns them inside its kernel, slowly. Turning the smaller one before, in memory, is enough and costs less (TURNED).
 - Rows of float32 that are not made of whole 16 bytes, such as 650 numbers, get slow kernels. They are padded with zeros.
 - Where TensorFloat-32 is off, it runs float32 without the tensor cores. Here each number is the sum of three of bfloat16, which
   together hold all of its 24 bits, and a product is the sum of the six products of parts that matter to float32. Tensor cores
@@ -13,6 +15,7 @@ docs/wavefront-kernels.md has the times and the errors.
 """
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -22,29 +25,46 @@ from . import nvrtc, tracing, work
 # cuBLAS a training step of 2 layers of 128 units took an eighth longer, one of 200 units no longer: docs/wavefront-kernels.md.
 SMALL = 1e8
 FEW_TILES = 32
-LONGEST = 1024  # of an inner axis that tensor cores accumulate precisely enough in one piece
+# Floating-point operations, and columns of the larger operand, from which on the smaller operand of a sum over rows is turned.
+TURNED = 4e9
+TURNED_COLUMNS = 2000
+LONGEST = 1280  # of an inner axis that tensor cores accumulate precisely enough in one piece
 AT_ONCE = 8  # pieces whose sums are in memory at the same time
 
 
 @tf.autograph.experimental.do_not_convert
-def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False) -> tf.Tensor:
-    """a · b of one dtype, as tf.matmul(a, b, transpose_a).
+def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False) -> tf.Tensor:
+    """a · b of one dtype, as tf.matmul(a, b, transpose_a, transpose_b).
 
     Args:
         a: [..., rows, inner], or with transpose_a [..., inner, rows].
-        b: [..., inner, columns], with as many axes; two or three.
+        b: [..., inner, columns], or with transpose_b [..., columns, inner], with as many axes as a; two or three.
     """
-    of_a = -2 if transpose_a else -1
+    of_a, of_b = -2 if transpose_a else -1, -1 if transpose_b else -2
+    if not _by_cublas(a, b, of_a, of_b):
+        return tf.matmul(a, b, transpose_a, transpose_b)
+    if -1 in (of_a, of_b):
+        more = -a.shape[of_a] % (4 if _tf32() else 8)  # to 16 bytes, of bfloat16 where there are parts
+        a, b = _with_zeros(a, of_a, more), _with_zeros(b, of_b, more)
+    return _contracted(a, b, of_a, of_b)
+
+
+@tf.autograph.experimental.do_not_convert
+def over_rows(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
+    """[..., features, columns] of each x [..., rows, features] with y [..., rows, columns], summed over the rows. Where they are
+    turned, and so written once more anyway, all in one product."""
+    together = tf.concat(xs, -1)
+    if not (_by_cublas(together, y, -2, -2) and _tf32() and _turns(together, y, -2, -2)):
+        return [product(x, y, transpose_a=True) for x in xs]
+    return tf.split(product(together, y, transpose_a=True), [x.shape[-1] for x in xs], -2)
+
+
+def _by_cublas(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
+    """Whether the sum over these axes is not left to XLA."""
     known = a.shape.is_fully_defined() and b.shape.is_fully_defined()
-    if a.dtype != tf.float32 or not known or _small(a, b, of_a, -2) or not tracing.compiled_for("GPU"):
-        return tf.matmul(a, b, transpose_a)
-    if tracing.in_forward_mode(a, b) or not (_tf32() or in_parts()):
-        return tf.matmul(a, b, transpose_a)
-    if not transpose_a:
-        more = -b.shape[-2] % (4 if _tf32() else 8)  # to 16 bytes, of bfloat16 where there are parts
-        outer = [[0, 0]] * (b.shape.rank - 2)
-        a, b = tf.pad(a, [*outer, [0, 0], [0, more]]), tf.pad(b, [*outer, [0, more], [0, 0]])
-    return _contracted(a, b, of_a, -2)
+    if a.dtype != tf.float32 or not known or _small(a, b, of_a, of_b) or not tracing.compiled_for("GPU"):
+        return False
+    return not tracing.in_forward_mode(a, b) and (_tf32() or in_parts())
 
 
 def in_parts() -> bool:
@@ -82,7 +102,7 @@ def _contracted(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
             by_b = (x, upstream, free_a, -2) if of_b == -2 else (upstream, x, -2, free_a)
             return _contracted(*by_a), _contracted(*by_b)
 
-        return (_dot if _tf32() else _by_parts)(a, b, of_a, of_b), gradient
+        return (_by_tf32 if _tf32() else _by_parts)(a, b, of_a, of_b), gradient
 
     return run(a, b)
 
@@ -94,6 +114,39 @@ def _small(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
     tiles = batch * work.parts(rows, 64) * work.parts(columns, 64)
     few = of_a == of_b == -2 and tiles <= FEW_TILES
     return 2 * batch * rows * a.shape[of_a] * columns < SMALL * (2.5 if few else 1)
+
+
+def _by_tf32(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
+    """`_contracted` by TensorFloat-32."""
+    if not _turns(a, b, of_a, of_b):
+        return _dot(a, b, of_a, of_b)
+    if a.shape[-1] <= b.shape[-1]:
+        return _dot(_turned(a), b, -1, of_b)
+    return _dot(a, _turned(b), of_a, -1)
+
+
+def _turns(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
+    """Whether the operand with fewer columns is turned. Its rows are then `inner` long, and have to be whole 16 bytes."""
+    if of_a != -2 or of_b != -2 or a.shape[-2] % 4 or max(a.shape[-1], b.shape[-1]) < TURNED_COLUMNS:
+        return False
+    return 2 * a.shape.num_elements() * b.shape[-1] >= TURNED
+
+
+def _turned(x: tf.Tensor) -> tf.Tensor:
+    """x with its last two axes exchanged, in memory too, which of one axis there is one order of: else XLA takes the array as it is
+    for the turned one, and leaves the turning to the product."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    turned = tf.linalg.matrix_transpose(x)
+    (flat,) = xla.optimization_barrier(tf.reshape(turned, [-1]))
+    return tf.reshape(flat, turned.shape)
+
+
+def _with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:
+    """x with so many zeros after its axis -1 or -2."""
+    paddings = [[0, 0]] * x.shape.rank
+    paddings[axis] = [0, more]
+    return tf.pad(x, paddings)
 
 
 def _by_parts(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
@@ -146,9 +199,7 @@ def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
 
 def _divided(x: tf.Tensor, axis: int, pieces: int, length: int) -> tf.Tensor:
     """x with its axis -1 or -2 in pieces, on an axis of their own before the last two; zeros fill it up."""
-    more = [[0, 0]] * x.shape.rank
-    more[axis] = [0, pieces * length - x.shape[axis]]
-    x = tf.pad(x, more)
+    x = _with_zeros(x, axis, pieces * length - x.shape[axis])
     if axis == -2:
         return tf.reshape(x, [*x.shape[:-2], pieces, length, x.shape[-1]])
     x = tf.reshape(x, [*x.shape[:-1], pieces, length])

@@ -51,12 +51,13 @@ def test_losses_and_gradients_are_those_of_the_op_without_padding(tensorflow, gi
         np.testing.assert_allclose(one, other, rtol=limit, atol=limit)
 
 
-def test_vocabulary_of_a_whole_multiple_is_left_as_it_is(tensorflow):
-    from models.wavefront.softmax_loss import MULTIPLE, padded
+def test_a_vocabulary_of_whole_16_bytes_is_left_as_it_is_and_another_made_of_whole_lines(tensorflow):
+    from models.wavefront.softmax_loss import padded
 
-    kernel, bias = padded(tensorflow.ones([2, 2 * MULTIPLE]), tensorflow.ones([2 * MULTIPLE]))
-    assert kernel.shape == (2, 2 * MULTIPLE) and bias.shape == (2 * MULTIPLE,)
-    assert np.all(bias.numpy() == 1)
+    for words, wanted in ((24, 24), (10_000, 10_000), (10_001, 10_048), (20, 64)):
+        kernel, bias = padded(tensorflow.ones([2, words]), tensorflow.ones([words]))
+        assert kernel.shape == (2, wanted) and bias.shape == (wanted,)
+        assert np.all(bias.numpy()[:words] == 1) and np.all(bias.numpy()[words:] < -1e4)
 
 
 def test_targets_that_are_no_words_are_nan_and_those_of_rank_two_are_taken(tensorflow):

@@ -351,13 +351,13 @@ def test_weights_in_registers_in_shared_memory_and_from_memory_give_the_same(
 )
 def test_a_layer_whose_weights_a_cluster_holds(monkeypatch, folder, units, precision, lengths, tiling):
     """Weights in registers, in shared memory and in both; one sum of a product and two; clusters of every size; both ways."""
-    shape, named, kernels = (2, 5, units, 18, 5), persistent.kernel, []
+    shape, named, kernels = (2, 5, units, 18, 5), persistent.kernel_name, []
 
     def placed(work, chip):
         return tiling._replace(in_registers=min(tiling.in_registers, tiling.count(work)))
 
     monkeypatch.setattr(wavefront_tiling, "best_tiling", placed)
-    monkeypatch.setattr(persistent, "kernel", lambda *given: kernels.append(named(*given)) or kernels[-1])
+    monkeypatch.setattr(persistent, "kernel_name", lambda *given: kernels.append(named(*given)) or kernels[-1])
     expected = results(lstm_stack, "float64", *shape, lengths=lengths)
     with emulated(monkeypatch, folder, H200, tf32=precision == "tf32"):
         dtype = "float32" if precision == "tf32" else precision
@@ -770,7 +770,7 @@ def test_kernels_of_the_published_shapes_compile(chip):
         if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
         code = persistent.ptx(work, 9, tiling, chip)
-        assert f".entry {persistent.kernel(work, tiling)}" in code
+        assert f".entry {persistent.kernel_name(work, tiling)}" in code
         assert "mma.sync.aligned" in code and f".target sm_{chip.capability}" in code
         assert ("barrier.cluster" in code) == (tiling.split > 1)
         compiled.add(work.dtype_code)

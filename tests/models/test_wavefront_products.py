@@ -1,6 +1,7 @@
 """What models/wavefront/products.py gives XLA for a GPU, run on the CPU, against float64."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(tracing, "own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
     monkeypatch.setattr(nvrtc, "chip", lambda: Chip(132, 232448, 90))
     monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(products, "TURNED", 0)
+    monkeypatch.setattr(products, "TURNED_COLUMNS", 0)
     monkeypatch.setattr(products, "LONGEST", 16)
 
 
@@ -160,6 +163,60 @@ def test_a_number_that_is_not_finite_is_seen_in_its_own_rows_and_columns_alone(l
         assert_close(tf.where(where, 0.0, one), np.where(where, 0, wanted))
 
 
+def test_either_operand_may_be_transposed(precision):
+    a, b = (np.float64(x) for x in random((2, 9, 10), (2, 10, 12))[:2])
+    for of_a, of_b in itertools.product((False, True), repeat=2):
+        given = (tf.constant(np.swapaxes(x, 1, 2) if t else x, "float32") for x, t in ((a, of_a), (b, of_b)))
+        run = compiled(lambda x, y, of_a=of_a, of_b=of_b: product(x, y, of_a, of_b))
+        found = run(*given)
+        assert_close(found, a @ b)
+
+
+@pytest.mark.parametrize(("columns", "turned"), [((6, 10), "f32[6,8]"), ((10, 6), "f32[6,8]")])
+@pytest.mark.parametrize("precision", ["tf32"], indirect=True)
+def test_of_a_sum_over_rows_the_smaller_operand_is_turned_in_memory(columns, turned, precision):
+    """As compiled: a product whose last axes are summed over on one side, and an array of its own for that side."""
+    a, b = random((8, columns[0]), (8, columns[1]))[:2]
+    run = compiled(lambda a, b: product(a, b, transpose_a=True))
+    hlo = run.experimental_get_compiler_ir(a, b)(stage="optimized_hlo")
+    (line,) = (line for line in hlo.splitlines() if " dot(" in line)
+    dims = [line.partition(f"{side}_contracting_dims=")[2][:3] for side in ("lhs", "rhs")]
+    assert sorted(dims) == ["{0}", "{1}"]
+    (name,) = (operand for operand, dim in zip(re.findall(r"%[\w.-]+", line)[1:3], dims, strict=True) if dim == "{1}")
+    assert any(made.strip().startswith(f"{name} = {turned}{{1,0}}") for made in hlo.splitlines())
+    assert_close(run(a, b), np.float64(a).T @ np.float64(b))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "turns"),
+    [
+        (700, (1504, 6016), True),  # 2 layers of 1500 units: a kernel's gradient,
+        (700, (1504, 10_000), True),  # the head's
+        (700, (1306, 2624), True),  # 650 units: of both kernels; of one
+        (700, (656, 2624), False),
+        (699, (1504, 6016), False),  # not whole 16 bytes
+        (6400, (10_048, 256), True),  # 3 layers of 256: the head's; of both kernels
+        (6400, (384, 1024), False),
+    ],
+)
+def test_what_is_turned(rows, columns, turns, monkeypatch):
+    monkeypatch.undo()
+    a, b = (tf.TensorSpec([rows, size]) for size in columns)
+    assert products._turns(a, b, -2, -2) == turns
+    assert not products._turns(a, b, -2, -1) and not products._turns(a, b, -1, -2)
+
+
+@pytest.mark.parametrize("rows", [8, 7])
+def test_sums_over_the_rows_of_one_operand_are_one_product_where_it_is_turned(rows, precision):
+    rng = np.random.default_rng(3)
+    *xs, y = (tf.constant(rng.normal(size=(2, rows, size)), "float32") for size in (3, 5, 6))
+    run = compiled(lambda *given: products.over_rows(given[:2], given[2]))
+    for x, found in zip(xs, run(*xs, y), strict=True):
+        assert_close(found, np.swapaxes(np.float64(x), 1, 2) @ np.float64(y))
+    if precision == "tf32":  # in parts there are more of them
+        assert len(matmuls(run, *xs, y)) == (1 if rows == 8 else 2)
+
+
 def test_on_a_gpu_every_product_is_a_dot_of_high_precision(precision):
     nodes = matmuls(compiled(derivatives), *random(*SHAPES["pieces"]))
     assert {node.op for node in nodes} == {"XlaDotV2"}
@@ -202,7 +259,7 @@ def test_small_products_are_left_to_xla(a, b, of_a, of_b, small, monkeypatch):
 def test_small_gradients_of_recurrent_kernels_are_left_to_xla(units, steps, small, monkeypatch):
     monkeypatch.setattr(products, "SMALL", 1e8)
     x, y = (tf.TensorSpec([1, steps // 4, 4, size], "float32") for size in (units, 4 * units))
-    assert {node.op for node in matmuls(compiled(persistent._over_steps), x, y)} == {
+    assert {node.op for node in matmuls(compiled(lambda x, y: persistent._over_steps([x], y)), x, y)} == {
         "BatchMatMulV2" if small else "XlaDotV2"
     }
 
