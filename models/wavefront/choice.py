@@ -70,7 +70,7 @@ def chosen(
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
     try:
-        persistent.compiled(work._replace(lanes=together), x.shape[0])
+        persistent.compiled(work._replace(lanes=together), x.shape[0], layers[0].recurrent_kernel.shape[0])
     except (ValueError, OSError) as error:
         LOGGER.warning("the CUDA kernels cannot be compiled, so implementation='xla' is used: %s", _told(error))
         return "xla", _told(error)

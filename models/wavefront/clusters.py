@@ -45,6 +45,7 @@ class ClusterTiling(NamedTuple):
 
     source = "cluster.cu"
     kernel = "lstm_cluster"
+    padded_inputs = True  # which it copies 16 bytes at a time
 
     def groups(self, work: Work) -> int:
         """Clusters."""
@@ -106,8 +107,8 @@ class ClusterTiling(NamedTuple):
         exchanged = self.split * self.own * (self.batch_tile + 2) * 4 if work.backward else on_the_way
         return BOXES + operands + 2 * exchanged + (count - self.in_registers) * WARPS * self.row_tiles(work) * 16 * LINE
 
-    def defines(self, work: Work, time: int) -> tuple[tuple[str, int], ...]:
-        """The macros of the kernels' source."""
+    def defines(self, work: Work, time: int, units: int) -> tuple[tuple[str, int], ...]:
+        """As of Tiling."""
         found = {
             "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward),
             "LENGTHS": int(work.lengths), "DIRECTIONS": work.directions, "OWN": self.own, "BATCH_TILE": self.batch_tile,

@@ -59,32 +59,24 @@ def persistent_stack(
     Raises:
         ValueError: unsupported GPU, dtype or shape.
     """
-    time, batch, _ = inputs.shape
-    units = layers[0].recurrent_kernel.shape[0]
+    batch, units = inputs.shape[1], layers[0].recurrent_kernel.shape[0]
     work, together = planned(inputs, layers, bool(dropout), keep is not None, lengths is not None, together=together)
     if work.batch < batch:
         run = functools.partial(persistent_stack, dropout=dropout, together=together)
         return _in_slices(run, work.batch, inputs, layers, h, c, lengths, keep)
-    padded = work.units
-    more = padded - units
-    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, work.units - units)
     finals = []
     for first in range(0, len(layers), together):
         if first and dropout:
             inputs = dropout(inputs)
-        group = layers[first : first + together]
-        kernels = [
-            _pad_gates(tf.pad(layer.kernel, [[0, more if first + k else 0], [0, 0]]), more)
-            for k, layer in enumerate(group)
-        ]
-        links = tf.stack(kernels[1:]) if len(group) > 1 else None
-        own = slice(first, first + together)
-        x = inputs[tf.newaxis], kernels[0][tf.newaxis]
+        group, own = layers[first : first + together], slice(first, first + together)
+        links = tf.stack([layer.kernel for layer in group[1:]]) if group[1:] else None
+        x = inputs[tf.newaxis], group[0].kernel[tf.newaxis]
         outputs, *final = _advance(*x, group, links, h[own], c[own], keep, lengths, own)
-        inputs = outputs[0]
+        inputs = outputs[0, ..., :units]
         finals.append(final)
     h, c = (tf.concat(states, 0)[..., :units] for states in zip(*finals, strict=True))
-    return inputs[..., :units], h, c
+    return inputs, h, c
 
 
 @tf.autograph.experimental.do_not_convert
@@ -103,21 +95,19 @@ def persistent_bidirectional_stack(
 
     Args, returns, raises: as of stack.bidirectional_stack, and as of persistent_stack.
     """
-    time, batch, _ = inputs.shape
-    units = layers[0][0].recurrent_kernel.shape[0]
+    batch, units = inputs.shape[1], layers[0][0].recurrent_kernel.shape[0]
     flat = [layer for pair in layers for layer in pair]
     work, _ = planned(inputs, flat, bool(dropout), keep is not None, lengths is not None, directions=2)
     if work.batch < batch:
         run = functools.partial(persistent_bidirectional_stack, dropout=dropout)
         return _in_slices(run, work.batch, inputs, layers, h, c, lengths, keep)
-    more = work.units - units
-    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, more)
+    h, c, keep, lengths = _padded_states(h, c, keep, lengths, batch, work.units - units)
     finals = []
     for k, pair in enumerate(layers):
         if k and dropout:
             inputs = dropout(inputs)
         both = tf.stack([inputs, reversed_steps(inputs, lengths)])
-        kernels = tf.stack([_pad_gates(layer.kernel, more) for layer in pair])
+        kernels = tf.stack([layer.kernel for layer in pair])
         outputs = []
         for first in range(0, 2, work.directions):  # of a launch
             of_pair, own = (slice(at, at + work.directions) for at in (first, 2 * k + first))
@@ -201,21 +191,33 @@ def _padded_states(h, c, keep, lengths, batch: int, more: int):
 
 
 def _advance(x, kernel, layers: Sequence[LayerWeights], links, h, c, keep, lengths, own: slice):
-    """`advance` with the layers' weights, padded; `own`: their places in `keep`."""
-    more = h.shape[-1] - layers[0].recurrent_kernel.shape[0]
-    recurrent = tf.stack([_pad_gates(tf.pad(layer.recurrent_kernel, [[0, more], [0, 0]]), more) for layer in layers])
-    bias = tf.stack([_pad_gates(tf.cast(layer.bias, tf.float32), more) for layer in layers])
+    """`advance` with the layers' weights; `own`: their places in `keep`."""
+    recurrent = tf.stack([layer.recurrent_kernel for layer in layers])
+    bias = tf.stack([_padded_gates(tf.cast(layer.bias, tf.float32), h.shape[-1]) for layer in layers])
     return advance(x, kernel, recurrent, links, bias, h, c, None if keep is None else keep[own], lengths)
 
 
-def _pad_gates(x: tf.Tensor, more: int) -> tf.Tensor:
-    """x [..., 4·units] with zeros after each gate."""
-    if not more:
+def _padded_gates(x: tf.Tensor, units: int) -> tf.Tensor:
+    """x [..., 4·units of the layer] with zeros after each gate: [..., 4·units]."""
+    own = x.shape[-1] // 4
+    if own == units:
         return x
+    gates = tf.reshape(x, [*x.shape[:-1], 4, own])
+    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, units - own]])
+    return tf.reshape(gates, [*x.shape[:-1], 4 * units])
+
+
+def _own_gates(x: tf.Tensor, own: int) -> tf.Tensor:
+    """x [..., 4·units] without what `_padded_gates` adds."""
     units = x.shape[-1] // 4
-    gates = tf.reshape(x, [*x.shape[:-1], 4, units])
-    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, more]])
-    return tf.reshape(gates, [*x.shape[:-1], 4 * (units + more)])
+    return (
+        x if own == units else tf.reshape(tf.reshape(x, [*x.shape[:-1], 4, units])[..., :own], [*x.shape[:-1], 4 * own])
+    )
+
+
+def _padded(kernels: tf.Tensor, units: int) -> tf.Tensor:
+    """[layers, units, 4·units] of kernels between layers of fewer, or as many, units."""
+    return _padded_gates(tf.pad(kernels, [[0, 0], [0, units - kernels.shape[1]], [0, 0]]), units)
 
 
 def _dtype_code(dtype: tf.DType) -> int:
@@ -243,12 +245,12 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
 
 
 def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
-    """The lanes of `recurrent` together, as of schedule.advance; units are padded.
+    """The lanes of `recurrent` together, as of schedule.advance; units are padded, but not in kernels: here they are `own`.
 
     Args:
-        x, kernel: [1, time, batch, features] and [1, features, 4·units] of linked lanes' lowest, or of a single one; [2, …] of two
+        x, kernel: [1, time, batch, features] and [1, features, 4·own] of a single lane or the lowest of linked ones; [2, …] of two
             directions.
-        recurrent, links: [lanes, units, 4·units] and [lanes - 1, units, 4·units] or None, of the dtype of x.
+        recurrent, links: [lanes, own, 4·own] and [lanes - 1, own, 4·own] or None, of the dtype of x.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
         keep: [lanes, 4, batch, units] booleans, or None.
@@ -297,7 +299,9 @@ def _gradient_by_schedule(sources, upstream, keep, lengths):
         upstream: gradients by its outputs, h and c.
     """
     x, kernel, recurrent, links, bias, h, c = sources
-    projected, links, bias = _projected(x, kernel), links if links.shape[0] else None, tf.cast(bias, x.dtype)
+    units, bias = h.shape[-1], tf.cast(bias, x.dtype)
+    projected, recurrent = _projected(x, _padded_gates(kernel, units)), _padded(recurrent, units)
+    links = _padded(links, units) if links.shape[0] else None
     outputs, h, c = schedule.advance(projected, recurrent, links, bias, h, c, lengths=lengths, keep=keep)
     return tf.gradients([outputs, h, c], sources, list(upstream), unconnected_gradients="zero")
 
@@ -320,14 +324,16 @@ def _traced_second_derivatives(tensors):
 @tf.function(jit_compile=True, autograph=False)
 def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
-    projected = _projected(x, kernel)
-    (directions, time, batch, _), (lanes, units, _) = projected.shape, recurrent.shape
+    (directions, time, batch, _), (lanes, own, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
+    units = bias.shape[-1] // 4
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
-    weights, linked = tf.transpose(recurrent, [0, 2, 1]), links.shape[0] > 0
+    work = _work(dtype_code, False, units, x, keep, lengths, lanes)
+    projected = _projected(x, _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel)
+    weights = tf.transpose(_padded(recurrent, units), [0, 2, 1])
     if linked:
-        from_below = tf.pad(tf.transpose(links, [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
+        from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
         weights = tf.concat([weights, from_below], 2)
-    dtype, wide = projected.dtype, tf.float32
+    dtype, wide = x.dtype, tf.float32
     results = [tf.TensorSpec([directions, time, batch, units], dtype)]
     if linked:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], dtype))
@@ -338,9 +344,8 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    work = _work(dtype_code, False, recurrent, projected, keep, lengths)
     operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_options(keep, lengths, dtype)]
-    found = _launch(work, time, operands, results)
+    found = _launch(work, time, own, operands, results)
     if not linked:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
@@ -370,11 +375,12 @@ def _backward(
     d_c_end,
 ):
     """Gradients by (x, kernel, recurrent, links, bias, h, c)."""
-    (lanes, units, _), (directions, time, batch, _) = recurrent.shape, first.shape
-    linked = links.shape[0] > 0
-    weights = tf.concat([recurrent, tf.pad(links, [[0, 1], [0, 0], [0, 0]])], 2) if linked else recurrent
+    (directions, time, batch, units), (lanes, own, _), linked = first.shape, recurrent.shape, links.shape[0] > 0
+    weights = _padded(recurrent, units)
+    if linked:
+        weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
     dtype, wide = recurrent.dtype, tf.float32
-    work = _work(dtype_code, True, recurrent, first, keep, lengths)
+    work = _work(dtype_code, True, units, first, keep, lengths, lanes)
     results = [tf.TensorSpec([directions, time, batch, 4 * units], dtype)]
     if linked:
         results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
@@ -386,24 +392,27 @@ def _backward(
     ]
     operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     operands += _options(keep, lengths, dtype)
-    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, operands, results)
+    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, own, operands, results)
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
-    d_x = tf.reshape(product(_rows(d_first), kernel, transpose_b=True), x.shape)
+    d_gates = _own_gates(d_first, own)
+    d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
     if keep is not None:  # each gate has an h of its own
         hs = tf.concat([first, rest[..., :units]], 0)
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
-        d_gates = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
-        d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_gates), recurrent.shape)
-        (d_kernel,) = _over_steps([x], d_first)
+        d_all = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
+        d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_all), [lanes, units, 4 * units])
+        d_recurrent = _own_gates(d_recurrent[:, :own], own)
+        (d_kernel,) = _over_steps([x], d_gates)
         if linked:
-            (d_links,) = _over_steps([rest[..., units:]], d_rest[0])
+            (d_links,) = _over_steps([rest[..., units : units + own]], _own_gates(d_rest[0], own))
     else:
-        d_kernel, d_recurrent = _over_steps([x, first], d_first)
+        d_kernel, d_recurrent = _over_steps([x, first], d_gates)
+        d_recurrent = d_recurrent[:, :own]
         if linked:
-            (d_both,) = _over_steps([rest], d_rest[0])
-            d_recurrent = tf.concat([d_recurrent, d_both[:, :units]], 0)
-            d_links = d_both[:, units:]
+            (d_both,) = _over_steps([rest], _own_gates(d_rest[0], own))
+            d_recurrent = tf.concat([d_recurrent, d_both[:, :own]], 0)
+            d_links = d_both[:, units : units + own]
     return d_x, d_kernel, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
 
 
@@ -418,22 +427,21 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [lanes, time * batch, size])
 
 
-def _work(dtype_code: int, backward: bool, recurrent, fed, keep, lengths) -> Work:
+def _work(dtype_code: int, backward: bool, units: int, fed, keep, lengths, lanes: int) -> Work:
     """Of these lanes; fed: [1 or 2, time, batch, …], what is of no link."""
-    lanes, units, _ = recurrent.shape
     directions, _, batch, _ = fed.shape
     options = keep is not None, lengths is not None, directions
     return Work(lanes // directions, batch, units, dtype_code, backward, *options)
 
 
-def compiled(work: Work, time: int) -> str:
-    """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
+def compiled(work: Work, time: int, own: int) -> str:
+    """The PTX of a kernel, for layers of so many units; a ValueError where NVRTC does not compile it."""
     chip = nvrtc.chip()
-    return ptx(work, time, fitting(work, chip), chip)
+    return ptx(work, time, fitting(work, chip), chip, own)
 
 
-def ptx(work: Work, time: int, tiling: Tiling | ClusterTiling, chip: Chip) -> str:
-    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time), chip.capability)
+def ptx(work: Work, time: int, tiling: Tiling | ClusterTiling, chip: Chip, own: int) -> str:
+    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time, own), chip.capability)
 
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
@@ -466,8 +474,8 @@ def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])
 
 
-def _launch(work: Work, time: int, operands, results) -> list[tf.Tensor]:
-    code, tiling = compiled(work, time), fitting(work, nvrtc.chip())
+def _launch(work: Work, time: int, own: int, operands, results) -> list[tf.Tensor]:
+    code, tiling = compiled(work, time, own), fitting(work, nvrtc.chip())
     return nvrtc.launch(
         kernel_name(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
     )

@@ -133,8 +133,8 @@ def _turns(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
 
 
 def _turned(x: tf.Tensor) -> tf.Tensor:
-    """x with its last two axes exchanged, in memory too, which of one axis there is one order of: else XLA takes the array as it is
-    for the turned one, and leaves the turning to the product."""
+    """x with its last two axes exchanged, in memory too: XLA would take the array as it is for the turned one, and leave the
+    turning to the product, if it did not have to make one axis of it, of which there is one order."""
     from tensorflow.compiler.tf2xla.python import xla
 
     turned = tf.linalg.matrix_transpose(x)

@@ -63,6 +63,7 @@ class Tiling(NamedTuple):
 
     source = "wavefront.cu"
     kernel = "lstm_wavefront"
+    padded_inputs = False  # whether the kernel takes the inputs' product with padded gates
 
     def rows(self, work: Work) -> int:
         """Rows of weights of a thread block."""
@@ -142,14 +143,15 @@ class Tiling(NamedTuple):
             "exchanged": sums * (self.split - 1),
         }
 
-    def defines(self, work: Work, time: int) -> tuple[tuple[str, int], ...]:
-        """The macros of the kernels' source."""
+    def defines(self, work: Work, time: int, units: int) -> tuple[tuple[str, int], ...]:
+        """The macros of the kernels' source; units: of a layer, without padding."""
         found = {
-            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code,
-            "BACKWARD": int(work.backward), "UNIT_TILE": self.unit_tile, "BATCH_TILE": self.batch_tile, "SPLIT": self.split,
-            "COLUMN_WARPS": self.column_warps, "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared,
-            "PREFETCH_DEPTH": self.prefetch_depth, "CHUNK": self.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout),
-            "LENGTHS": int(work.lengths), "DIRECTIONS": work.directions,
+            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "LAYER_UNITS": units,
+            "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward), "UNIT_TILE": self.unit_tile,
+            "BATCH_TILE": self.batch_tile, "SPLIT": self.split, "COLUMN_WARPS": self.column_warps,
+            "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared, "PREFETCH_DEPTH": self.prefetch_depth,
+            "CHUNK": self.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
+            "DIRECTIONS": work.directions,
         }  # fmt: skip
         return tuple(found.items())
 

@@ -474,7 +474,7 @@ def test_a_block_that_waits_for_one_that_never_starts_ends_the_launch(folder, mi
     work = Work(2, 4, 16, 0, False)
     tiling_ = best_tiling(work, CHIP)
     assert tiling_.grid(work) > tiling_.split == 1
-    defines = (*tiling_.defines(work, 3), ("MOST_LOOKS", 1000))
+    defines = (*tiling_.defines(work, 3, 16), ("MOST_LOOKS", 1000))
     library = build(folder, "lstm_wavefront_forward", (persistent.KERNELS / tiling_.source).read_text(), defines)
     arguments = f"{tiling_.grid(work) - missing}, {32 * WARPS}, {tiling_.shared_bytes(work)}"
     code = f"""
@@ -665,7 +665,7 @@ class SlowReads:
         [made] = [
             candidate
             for candidate in wavefront_tiling.tilings(work, H200)
-            if dict(candidate.defines(work, defines["TIME"])) == defines
+            if dict(candidate.defines(work, defines["TIME"], work.units)) == defines
         ]
         assert (grid, shared_bytes) == (made.grid(work), made.shared_bytes(work))
         return wavefront_tiling.step_us(work, made, self.COSTS) * (defines["TIME"] + work.lanes - 1)
@@ -769,7 +769,7 @@ def test_kernels_of_the_published_shapes_compile(chip):
         tiling = best_tiling(work, chip)
         if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
-        code = persistent.ptx(work, 9, tiling, chip)
+        code = persistent.ptx(work, 9, tiling, chip, work.units)
         assert f".entry {persistent.kernel_name(work, tiling)}" in code
         assert "mma.sync.aligned" in code and f".target sm_{chip.capability}" in code
         assert ("barrier.cluster" in code) == (tiling.split > 1)

@@ -22,6 +22,7 @@
 //   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
 //                        one's in every array but the lengths
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
+//   LAYER_UNITS          units of a layer, without the padding
 //   DTYPE_CODE           see lstm.cuh. Sums and c are float32
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
@@ -388,7 +389,7 @@ __device__ inline void leave(const Place& place) {
 // of every further lane its h before each step and, beside it, the output of the lane below at the step.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_forward(
     const Number* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
-    const Number* __restrict__ projected,  // [time, batch, 4·units]: lane 0's input times its kernel
+    const Number* __restrict__ projected,  // [time, batch, 4·LAYER_UNITS]: lane 0's input times its kernel
     const float* __restrict__ bias,        // [lanes, 4·units]
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
@@ -421,7 +422,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if DIRECTIONS > 1
   weights = place.own(weights, (size_t)GATES * UNITS), bias = place.own(bias, GATES);
   if (RECURRENT_DROPOUT) seen = place.own(seen, WORDS);
-  projected = place.own(projected, (size_t)TIME * BATCH * GATES), gates = place.own(gates, (size_t)TIME * BATCH * GATES);
+  projected = place.own(projected, (size_t)TIME * BATCH * 4 * LAYER_UNITS), gates = place.own(gates, (size_t)TIME * BATCH * GATES);
   first = rest = place.own(first, TIME * PLANE), outputs = place.own(outputs, TIME * PLANE), cells = place.own(cells, TIME * PLANE);
   h_0 = place.own(h_0, PLANE), c_0 = place.own(c_0, PLANE), h_end = place.own(h_end, PLANE), c_end = place.own(c_end, PLANE);
 #endif
@@ -472,7 +473,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate)
             input[point][gate] =
-                wide(projected[((size_t)time * BATCH + place.sequence(point)) * GATES + gate * UNITS + unit]);
+                unit < LAYER_UNITS ? wide(projected[(((size_t)time * BATCH + place.sequence(point)) * 4 + gate) * LAYER_UNITS + unit]) : 0;
     wait_for_group(place, step + 1);
 
     if (active) {
