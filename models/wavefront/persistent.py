@@ -248,8 +248,8 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     """The lanes of `recurrent` together, as of schedule.advance; units are padded, but not in kernels: here they are `own`.
 
     Args:
-        x, kernel: [1, time, batch, features] and [1, features, 4·own] of a single lane or the lowest of linked ones; [2, …] of two
-            directions.
+        x, kernel: [1, time, batch, features] and [1, features, 4·own] of a single lane, or of the lowest of linked ones; [2, …]
+            of two directions.
         recurrent, links: [lanes, own, 4·own] and [lanes - 1, own, 4·own] or None, of the dtype of x.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
