@@ -5,7 +5,8 @@
   other than the default keeps it to cuBLAS, and "high" is TensorFloat-32 still. Small products are left to it, see SMALL.
 - The weights' gradients are sums over rows of both operands, which tensor cores cannot read in that order as TensorFloat-32:
   cuBLAS turns them inside its kernel, slowly. Turning the smaller one before, in memory, is enough and costs less (TURNED).
-- Rows of float32 that are not made of whole 16 bytes, such as 650 numbers, get slow kernels. They are padded with zeros.
+- Arrays of float32 whose last axis is not made of whole 16 bytes, such as 650 numbers, get slow kernels, also as a result. They
+  are padded with zeros.
 - Where TensorFloat-32 is off, it runs float32 without the tensor cores. Here each number is the sum of three of bfloat16, which
   together hold all of its 24 bits, and a product is the sum of the six products of parts that matter to float32. Tensor cores
   truncate when they accumulate, so the leading one of the six, of which the others are a hundredth, is accumulated in pieces. As
@@ -43,10 +44,14 @@ def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: 
     of_a, of_b = -2 if transpose_a else -1, -1 if transpose_b else -2
     if not _by_cublas(a, b, of_a, of_b):
         return tf.matmul(a, b, transpose_a, transpose_b)
+    inner, rows, columns = a.shape[of_a], a.shape[-3 - of_a], b.shape[-3 - of_b]
+    whole = 4 if _tf32() else 8  # numbers of 16 bytes, of bfloat16 where there are parts
     if -1 in (of_a, of_b):
-        more = -a.shape[of_a] % (4 if _tf32() else 8)  # to 16 bytes, of bfloat16 where there are parts
-        a, b = _with_zeros(a, of_a, more), _with_zeros(b, of_b, more)
-    return _contracted(a, b, of_a, of_b)
+        a, b = _with_zeros(a, of_a, -inner % whole), _with_zeros(b, of_b, -inner % whole)
+    if of_a == -2:
+        a = _with_zeros(a, -1, -rows % whole)
+    b = _with_zeros(b, -3 - of_b, -columns % whole)  # which are the result's last axis
+    return _contracted(a, b, of_a, of_b)[..., :rows, :columns]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -144,6 +149,8 @@ def _turned(x: tf.Tensor) -> tf.Tensor:
 
 def _with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:
     """x with so many zeros after its axis -1 or -2."""
+    if not more:
+        return x
     paddings = [[0, 0]] * x.shape.rank
     paddings[axis] = [0, more]
     return tf.pad(x, paddings)
