@@ -25,10 +25,10 @@ class SoftmaxHead(keras.layers.Layer):
 
     and `model.fit([x, y])`, without labels. To predict, call a model of the same head without targets: it gives logits.
 
-    Inside, a vocabulary that is no multiple of 8 is padded to one of 64, and the gradient is written by hand (softmax_loss.py). Under XLA on a
-    GPU its products are those of products.py: without TensorFloat-32, float32 too is on the tensor cores (compute capability 8.0
-    and later). With fused=True a training step on an NVIDIA GPU takes loss and gradients from one CUDA kernel (softmax.py) where
-    the logits are so many that this is the faster way.
+    Inside, a vocabulary that is no multiple of 8 is padded to one of 64, and the gradient is written by hand (softmax_loss.py).
+    Under XLA on a GPU its products are those of products.py: without TensorFloat-32, float32 too is on the tensor cores (compute
+    capability 8.0 and later). With fused=True a training step on an NVIDIA GPU takes loss and gradients from one CUDA kernel
+    (softmax.py) where the logits are so many that this is the faster way.
 
     Args:
         vocabulary: words, the width of the logits.
