@@ -230,7 +230,7 @@ from models.wavefront.tune import Driver
 driver, work = Driver(), tiling.Work(2, 4, 64, 0, False)
 chip = nvrtc.chip()._replace(capability=80, clusters=())
 made = tiling.best_tiling(work, chip)
-kernel = driver.load(persistent.ptx(work, 9, made, chip, work.units), persistent.kernel_name(work, made), made.shared_bytes(work))
+kernel = driver.load(persistent.ptx(work, 9, work.units, made, chip), persistent.kernel_name(work, made), made.shared_bytes(work))
 driver.us(kernel, made.grid(work), made.shared_bytes(work))
 begin = time.monotonic()
 try:

@@ -107,7 +107,7 @@ class ClusterTiling(NamedTuple):
         exchanged = self.split * self.own * (self.batch_tile + 2) * 4 if work.backward else on_the_way
         return BOXES + operands + 2 * exchanged + (count - self.in_registers) * WARPS * self.row_tiles(work) * 16 * LINE
 
-    def defines(self, work: Work, time: int, units: int) -> tuple[tuple[str, int], ...]:
+    def defines(self, work: Work, time: int, layer_units: int) -> tuple[tuple[str, int], ...]:
         """As of Tiling."""
         found = {
             "TIME": time, "BATCH": work.batch, "UNITS": work.units, "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward),

@@ -198,25 +198,26 @@ def _advance(x, kernel, layers: Sequence[LayerWeights], links, h, c, keep, lengt
 
 
 def _padded_gates(x: tf.Tensor, units: int) -> tf.Tensor:
-    """x [..., 4·units of the layer] with zeros after each gate: [..., 4·units]."""
-    own = x.shape[-1] // 4
-    if own == units:
+    """x [..., 4·layer_units] with zeros after each gate: [..., 4·units]."""
+    layer_units = x.shape[-1] // 4
+    if layer_units == units:
         return x
-    gates = tf.reshape(x, [*x.shape[:-1], 4, own])
-    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, units - own]])
+    gates = tf.reshape(x, [*x.shape[:-1], 4, layer_units])
+    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, units - layer_units]])
     return tf.reshape(gates, [*x.shape[:-1], 4 * units])
 
 
-def _own_gates(x: tf.Tensor, own: int) -> tf.Tensor:
+def _layer_gates(x: tf.Tensor, layer_units: int) -> tf.Tensor:
     """x [..., 4·units] without what `_padded_gates` adds."""
     units = x.shape[-1] // 4
-    return (
-        x if own == units else tf.reshape(tf.reshape(x, [*x.shape[:-1], 4, units])[..., :own], [*x.shape[:-1], 4 * own])
-    )
+    if layer_units == units:
+        return x
+    gates = tf.reshape(x, [*x.shape[:-1], 4, units])[..., :layer_units]
+    return tf.reshape(gates, [*x.shape[:-1], 4 * layer_units])
 
 
 def _padded(kernels: tf.Tensor, units: int) -> tf.Tensor:
-    """[layers, units, 4·units] of kernels between layers of fewer, or as many, units."""
+    """kernels [layers, layer_units, 4·layer_units] with zeros: [layers, units, 4·units]."""
     return _padded_gates(tf.pad(kernels, [[0, 0], [0, units - kernels.shape[1]], [0, 0]]), units)
 
 
@@ -245,12 +246,12 @@ def _check(inputs: tf.Tensor, layers: Sequence[LayerWeights], chip: Chip) -> Non
 
 
 def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
-    """The lanes of `recurrent` together, as of schedule.advance; units are padded, but not in kernels: here they are `own`.
+    """The lanes of `recurrent` together, as of schedule.advance; units are padded, but not in kernels, which have the layer's u.
 
     Args:
-        x, kernel: [1, time, batch, features] and [1, features, 4·own] of a single lane, or of the lowest of linked ones; [2, …]
-            of two directions.
-        recurrent, links: [lanes, own, 4·own] and [lanes - 1, own, 4·own] or None, of the dtype of x.
+        x, kernel: [1, time, batch, features] and [1, features, 4·u] of a single lane, or of the lowest of linked ones; [2, …] of
+            two directions.
+        recurrent, links: [lanes, u, 4·u] and [lanes - 1, u, 4·u] or None, of the dtype of x.
         bias: [lanes, 4·units] float32.
         h, c: [lanes, batch, units], c float32.
         keep: [lanes, 4, batch, units] booleans, or None.
@@ -300,8 +301,11 @@ def _gradient_by_schedule(sources, upstream, keep, lengths):
     """
     x, kernel, recurrent, links, bias, h, c = sources
     units, bias = h.shape[-1], tf.cast(bias, x.dtype)
-    projected, recurrent = _projected(x, _padded_gates(kernel, units)), _padded(recurrent, units)
-    links = _padded(links, units) if links.shape[0] else None
+    # A plain product for each direction: this graph serves every precision and tf.vectorized_map, which products.product's do
+    # not, and TensorFlow 2.21 may end the process in a batched product on a CPU that broadcasts, as a Jacobian's would.
+    each = zip(tf.unstack(_rows(x)), tf.unstack(_padded_gates(kernel, units)), strict=True)
+    projected = tf.reshape(tf.stack([tf.matmul(*pair) for pair in each]), [*x.shape[:-1], 4 * units])
+    recurrent, links = _padded(recurrent, units), _padded(links, units) if links.shape[0] else None
     outputs, h, c = schedule.advance(projected, recurrent, links, bias, h, c, lengths=lengths, keep=keep)
     return tf.gradients([outputs, h, c], sources, list(upstream), unconnected_gradients="zero")
 
@@ -324,7 +328,7 @@ def _traced_second_derivatives(tensors):
 @tf.function(jit_compile=True, autograph=False)
 def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
-    (directions, time, batch, _), (lanes, own, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
+    (directions, time, batch, _), (lanes, layer_units, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
     units = bias.shape[-1] // 4
     h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
     work = _work(dtype_code, False, units, x, keep, lengths, lanes)
@@ -345,7 +349,7 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
     operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_options(keep, lengths, dtype)]
-    found = _launch(work, time, own, operands, results)
+    found = _launch(work, time, layer_units, operands, results)
     if not linked:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
@@ -374,8 +378,8 @@ def _backward(
     d_h_end,
     d_c_end,
 ):
-    """Gradients by (x, kernel, recurrent, links, bias, h, c)."""
-    (directions, time, batch, units), (lanes, own, _), linked = first.shape, recurrent.shape, links.shape[0] > 0
+    """Gradients by (x, kernel, recurrent, links, bias, h, c). One that nobody needs XLA drops where it compiles the caller."""
+    (directions, time, batch, units), (lanes, layer_units, _), linked = first.shape, recurrent.shape, links.shape[0] > 0
     weights = _padded(recurrent, units)
     if linked:
         weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
@@ -392,9 +396,9 @@ def _backward(
     ]
     operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
     operands += _options(keep, lengths, dtype)
-    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, own, operands, results)
+    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, layer_units, operands, results)
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
-    d_gates = _own_gates(d_first, own)
+    d_gates = _layer_gates(d_first, layer_units)
     d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
     if keep is not None:  # each gate has an h of its own
@@ -402,17 +406,17 @@ def _backward(
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
         d_all = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
         d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_all), [lanes, units, 4 * units])
-        d_recurrent = _own_gates(d_recurrent[:, :own], own)
+        d_recurrent = _layer_gates(d_recurrent[:, :layer_units], layer_units)
         (d_kernel,) = _over_steps([x], d_gates)
         if linked:
-            (d_links,) = _over_steps([rest[..., units : units + own]], _own_gates(d_rest[0], own))
+            (d_links,) = _over_steps([rest[..., units : units + layer_units]], _layer_gates(d_rest[0], layer_units))
     else:
         d_kernel, d_recurrent = _over_steps([x, first], d_gates)
-        d_recurrent = d_recurrent[:, :own]
+        d_recurrent = d_recurrent[:, :layer_units]
         if linked:
-            (d_both,) = _over_steps([rest], _own_gates(d_rest[0], own))
-            d_recurrent = tf.concat([d_recurrent, d_both[:, :own]], 0)
-            d_links = d_both[:, units : units + own]
+            (d_both,) = _over_steps([rest], _layer_gates(d_rest[0], layer_units))
+            d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
+            d_links = d_both[:, units : units + layer_units]
     return d_x, d_kernel, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
 
 
@@ -434,14 +438,15 @@ def _work(dtype_code: int, backward: bool, units: int, fed, keep, lengths, lanes
     return Work(lanes // directions, batch, units, dtype_code, backward, *options)
 
 
-def compiled(work: Work, time: int, own: int) -> str:
-    """The PTX of a kernel, for layers of so many units; a ValueError where NVRTC does not compile it."""
+def compiled(work: Work, time: int, layer_units: int) -> str:
+    """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
     chip = nvrtc.chip()
-    return ptx(work, time, fitting(work, chip), chip, own)
+    return ptx(work, time, layer_units, fitting(work, chip), chip)
 
 
-def ptx(work: Work, time: int, tiling: Tiling | ClusterTiling, chip: Chip, own: int) -> str:
-    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time, own), chip.capability)
+def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling, chip: Chip) -> str:
+    """layer_units: without the padding of `work`."""
+    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time, layer_units), chip.capability)
 
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
@@ -474,8 +479,8 @@ def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])
 
 
-def _launch(work: Work, time: int, own: int, operands, results) -> list[tf.Tensor]:
-    code, tiling = compiled(work, time, own), fitting(work, nvrtc.chip())
+def _launch(work: Work, time: int, layer_units: int, operands, results) -> list[tf.Tensor]:
+    code, tiling = compiled(work, time, layer_units), fitting(work, nvrtc.chip())
     return nvrtc.launch(
         kernel_name(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
     )

@@ -56,12 +56,15 @@ def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: 
 
 @tf.autograph.experimental.do_not_convert
 def over_rows(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
-    """[..., features, columns] of each x [..., rows, features] with y [..., rows, columns], summed over the rows. Where they are
-    turned, and so written once more anyway, all in one product."""
-    together = tf.concat(xs, -1)
-    if not (_by_cublas(together, y, -2, -2) and _tf32() and _turns(together, y, -2, -2)):
-        return [product(x, y, transpose_a=True) for x in xs]
-    return tf.split(product(together, y, transpose_a=True), [x.shape[-1] for x in xs], -2)
+    """[..., features, columns] of each x [..., rows, features] with y [..., rows, columns], summed over the rows.
+
+    The xs are side by side in one product where that is turned: turning writes them once more anyway.
+    """
+    if len(xs) > 1 and _tf32():
+        together = tf.concat(xs, -1)
+        if _by_cublas(together, y, -2, -2) and _turns(together, y, -2, -2):
+            return tf.split(product(together, y, transpose_a=True), [x.shape[-1] for x in xs], -2)
+    return [product(x, y, transpose_a=True) for x in xs]
 
 
 def _by_cublas(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:

@@ -143,10 +143,10 @@ class Tiling(NamedTuple):
             "exchanged": sums * (self.split - 1),
         }
 
-    def defines(self, work: Work, time: int, units: int) -> tuple[tuple[str, int], ...]:
-        """The macros of the kernels' source; units: of a layer, without padding."""
+    def defines(self, work: Work, time: int, layer_units: int) -> tuple[tuple[str, int], ...]:
+        """The macros of the kernels' source; layer_units: without the padding of `work`."""
         found = {
-            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "LAYER_UNITS": units,
+            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "LAYER_UNITS": layer_units,
             "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward), "UNIT_TILE": self.unit_tile,
             "BATCH_TILE": self.batch_tile, "SPLIT": self.split, "COLUMN_WARPS": self.column_warps,
             "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared, "PREFETCH_DEPTH": self.prefetch_depth,

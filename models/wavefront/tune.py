@@ -133,7 +133,7 @@ def measure(chip: Chip, say: Callable[[str], None]) -> list[Measured]:
 
     def load(job):
         _, work, steps, candidate = job
-        code = persistent.ptx(work, steps, candidate, chip, work.units)
+        code = persistent.ptx(work, steps, work.units, candidate, chip)
         return driver.load(code, persistent.kernel_name(work, candidate), candidate.shared_bytes(work))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

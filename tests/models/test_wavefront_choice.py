@@ -414,22 +414,24 @@ def test_the_mask_of_an_embedding_is_trained_and_predicted_with_under_xla():
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("ours", "lengths", "direction"),
+    ("ours", "lengths", "direction", "units"),
     [
-        pytest.param("auto", None, "unidirectional", marks=pytest.mark.slow),
-        pytest.param("persistent", (2, 1), "unidirectional", marks=pytest.mark.slow),
-        ("persistent", (2, 1), "bidirectional"),
+        pytest.param("auto", None, "unidirectional", 16, marks=pytest.mark.slow),
+        ("persistent", (2, 1), "unidirectional", 9),
+        ("persistent", (2, 1), "bidirectional", 16),
+        pytest.param("persistent", (2, 1), "bidirectional", 9, marks=pytest.mark.slow),
     ],
 )
-def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too, ours, lengths, direction):
-    """First and second ones, a Jacobian, a derivative in forward mode, and what tf.vectorized_map makes of a call."""
+def test_every_derivative_is_that_of_xla(monkeypatch, folder, eager_too, ours, lengths, direction, units):
+    """First and second ones, a Jacobian, a derivative in forward mode, and what tf.vectorized_map makes of a call. Of 9 units the
+    kernels have 16."""
     x = tf.constant(np.random.default_rng(0).normal(size=(2, 2, 4)), "float32")
     mask = None if lengths is None else tf.sequence_mask(lengths, 2)
     results = {}
     with emulated(monkeypatch, folder, tf32=False):
         for kind in (ours, "xla"):
             layer = WavefrontLSTM(
-                16, 2, direction=direction, implementation=kind, return_sequences=True, seed=1, recurrent_dropout=0.3
+                units, 2, direction=direction, implementation=kind, return_sequences=True, seed=1, recurrent_dropout=0.3
             )
             layer.build(x.shape)
             random = np.random.default_rng(1)
@@ -479,6 +481,15 @@ def test_tapes_around_a_call_ask_no_launch_for_its_gradient(h200):
             pytest.raises(tf.errors.NotFoundError, match="custom call"),
         ):  # the launch alone is missing
             WavefrontLSTM(16, 2, implementation="persistent")(tf.zeros([2, 3, 4]))
+
+
+def test_what_the_choice_compiles_is_what_is_launched(h200, monkeypatch):
+    """NVRTC keeps what it has compiled, by the macros; of 650 units the kernels have 656."""
+    asked = []
+    monkeypatch.setattr(nvrtc, "ptx", lambda source, macros, capability: asked.append(macros) or "")
+    layer = WavefrontLSTM(650, 2, return_sequences=True)
+    tf.function(layer).get_concrete_function(tf.TensorSpec([20, 9, 5]))
+    assert layer.chosen == "persistent" and len(asked) > 1 and len(set(asked)) == 1
 
 
 def test_a_small_chip_has_its_own_tilings(h200, monkeypatch):

@@ -769,7 +769,7 @@ def test_kernels_of_the_published_shapes_compile(chip):
         tiling = best_tiling(work, chip)
         if tiling is None or (work.recurrent_dropout and work.lanes == 1):
             continue
-        code = persistent.ptx(work, 9, tiling, chip, work.units)
+        code = persistent.ptx(work, 9, work.units, tiling, chip)
         assert f".entry {persistent.kernel_name(work, tiling)}" in code
         assert "mma.sync.aligned" in code and f".target sm_{chip.capability}" in code
         assert ("barrier.cluster" in code) == (tiling.split > 1)
