@@ -4,7 +4,7 @@
   the first call of a training step that was half to three quarters of the time, and steps were no faster. An operand precision
   other than the default keeps it to cuBLAS, and "high" is TensorFloat-32 still. Small products are left to it, see SMALL.
 - The weights' gradients are sums over rows of both operands, which tensor cores cannot read in that order as TensorFloat-32:
-  cuBLAS turns them inside its kernel, slowly. Turning the smaller one before, in memory, is enough and costs less (TURNED).
+  cuBLAS transposes them inside its kernel, slowly. To transpose the smaller one before, in memory, is enough and costs less.
 - Arrays of float32 whose last axis is not made of whole 16 bytes, such as 650 numbers, get slow kernels, also as a result. They
   are padded with zeros.
 - Where TensorFloat-32 is off, it runs float32 without the tensor cores. Here each number is the sum of three of bfloat16, which
@@ -26,9 +26,9 @@ from . import nvrtc, tracing, work
 # cuBLAS a training step of 2 layers of 128 units took an eighth longer, one of 200 units no longer: docs/wavefront-kernels.md.
 SMALL = 1e8
 FEW_TILES = 32
-# Floating-point operations, and columns of the larger operand, from which on the smaller operand of a sum over rows is turned.
-TURNED = 4e9
-TURNED_COLUMNS = 2000
+# From so many floating-point operations on, and columns of the larger operand, a sum over rows has its smaller one transposed.
+TRANSPOSED = 4e9
+TRANSPOSED_COLUMNS = 2000
 LONGEST = 1280  # of an inner axis that tensor cores accumulate precisely enough in one piece
 AT_ONCE = 8  # pieces whose sums are in memory at the same time
 
@@ -58,11 +58,11 @@ def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: 
 def over_rows(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
     """[..., features, columns] of each x [..., rows, features] with y [..., rows, columns], summed over the rows.
 
-    The xs are side by side in one product where that is turned: turning writes them once more anyway.
+    The xs are side by side in one product where that is transposed: transposing writes them once more anyway.
     """
     if len(xs) > 1 and _tf32():
         together = tf.concat(xs, -1)
-        if _by_cublas(together, y, -2, -2) and _turns(together, y, -2, -2):
+        if _by_cublas(together, y, -2, -2) and _transposes(together, y, -2, -2):
             return tf.split(product(together, y, transpose_a=True), [x.shape[-1] for x in xs], -2)
     return [product(x, y, transpose_a=True) for x in xs]
 
@@ -126,28 +126,28 @@ def _small(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
 
 def _by_tf32(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
     """`_contracted` by TensorFloat-32."""
-    if not _turns(a, b, of_a, of_b):
+    if not _transposes(a, b, of_a, of_b):
         return _dot(a, b, of_a, of_b)
     if a.shape[-1] <= b.shape[-1]:
-        return _dot(_turned(a), b, -1, of_b)
-    return _dot(a, _turned(b), of_a, -1)
+        return _dot(_transposed(a), b, -1, of_b)
+    return _dot(a, _transposed(b), of_a, -1)
 
 
-def _turns(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
-    """Whether the operand with fewer columns is turned. Its rows are then `inner` long, and have to be whole 16 bytes."""
-    if of_a != -2 or of_b != -2 or a.shape[-2] % 4 or max(a.shape[-1], b.shape[-1]) < TURNED_COLUMNS:
+def _transposes(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
+    """Whether the operand with fewer columns is transposed. Its rows are then `inner` long, and have to be whole 16 bytes."""
+    if of_a != -2 or of_b != -2 or a.shape[-2] % 4 or max(a.shape[-1], b.shape[-1]) < TRANSPOSED_COLUMNS:
         return False
-    return 2 * a.shape.num_elements() * b.shape[-1] >= TURNED
+    return 2 * a.shape.num_elements() * b.shape[-1] >= TRANSPOSED
 
 
-def _turned(x: tf.Tensor) -> tf.Tensor:
-    """x with its last two axes exchanged, in memory too: XLA would take the array as it is for the turned one, and leave the
-    turning to the product, if it did not have to make one axis of it, of which there is one order."""
+def _transposed(x: tf.Tensor) -> tf.Tensor:
+    """x with its last two axes exchanged, in memory too: XLA would take the array as it is for the transposed one, and leave the
+    transposing to the product, if it did not have to make one axis of it, of which there is one order."""
     from tensorflow.compiler.tf2xla.python import xla
 
-    turned = tf.linalg.matrix_transpose(x)
-    (flat,) = xla.optimization_barrier(tf.reshape(turned, [-1]))
-    return tf.reshape(flat, turned.shape)
+    transposed = tf.linalg.matrix_transpose(x)
+    (flat,) = xla.optimization_barrier(tf.reshape(transposed, [-1]))
+    return tf.reshape(flat, transposed.shape)
 
 
 def _with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:

@@ -26,8 +26,8 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(tracing, "own_device", lambda: "/job:localhost/replica:0/task:0/device:GPU:0")
     monkeypatch.setattr(nvrtc, "chip", lambda: Chip(132, 232448, 90))
     monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr(products, "TURNED", 0)
-    monkeypatch.setattr(products, "TURNED_COLUMNS", 0)
+    monkeypatch.setattr(products, "TRANSPOSED", 0)
+    monkeypatch.setattr(products, "TRANSPOSED_COLUMNS", 0)
     monkeypatch.setattr(products, "LONGEST", 16)
 
 
@@ -174,7 +174,7 @@ def test_either_operand_may_be_transposed(precision):
 
 @pytest.mark.parametrize("transposed", [*itertools.product((False, True), repeat=2)])
 def test_every_array_of_a_product_and_of_its_gradients_is_made_of_whole_16_bytes(transposed, precision):
-    """But for turned ones, which then are too: where a sum has no whole 16 bytes of rows, none is turned."""
+    """But for transposed ones, which then are too: where a sum has no whole 16 bytes of rows, none is transposed."""
 
     def product_and_gradients(a, b):
         with tf.GradientTape() as tape:
@@ -193,7 +193,7 @@ def test_every_array_of_a_product_and_of_its_gradients_is_made_of_whole_16_bytes
 
 @pytest.mark.parametrize("columns", [(4, 12), (12, 4)])
 @pytest.mark.parametrize("precision", ["tf32"], indirect=True)
-def test_of_a_sum_over_rows_the_smaller_operand_is_turned_in_memory(columns, precision):
+def test_of_a_sum_over_rows_the_smaller_operand_is_transposed_in_memory(columns, precision):
     """As compiled: a product whose last axes are summed over on one side, and an array of its own for that side."""
     a, b = random((8, columns[0]), (8, columns[1]))[:2]
     run = compiled(lambda a, b: product(a, b, transpose_a=True))
@@ -210,7 +210,7 @@ def test_of_a_sum_over_rows_the_smaller_operand_is_turned_in_memory(columns, pre
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "turns"),
+    ("rows", "columns", "transposes"),
     [
         (700, (3004, 6000), True),  # 2 layers of 1500 units: both kernels' gradients,
         (700, (1500, 10_000), True),  # the head's
@@ -221,15 +221,15 @@ def test_of_a_sum_over_rows_the_smaller_operand_is_turned_in_memory(columns, pre
         (6400, (384, 1024), False),
     ],
 )
-def test_what_is_turned(rows, columns, turns, monkeypatch):
+def test_what_is_transposed(rows, columns, transposes, monkeypatch):
     monkeypatch.undo()
     a, b = (tf.TensorSpec([rows, size]) for size in columns)
-    assert products._turns(a, b, -2, -2) == turns
-    assert not products._turns(a, b, -2, -1) and not products._turns(a, b, -1, -2)
+    assert products._transposes(a, b, -2, -2) == transposes
+    assert not products._transposes(a, b, -2, -1) and not products._transposes(a, b, -1, -2)
 
 
 @pytest.mark.parametrize("rows", [8, 7])
-def test_sums_over_the_rows_of_one_operand_are_one_product_where_it_is_turned(rows, precision):
+def test_sums_over_the_rows_of_one_operand_are_one_product_where_it_is_transposed(rows, precision):
     rng = np.random.default_rng(3)
     *xs, y = (tf.constant(rng.normal(size=(2, rows, size)), "float32") for size in (3, 5, 6))
     run = compiled(lambda *given: products.over_rows(given[:2], given[2]))
