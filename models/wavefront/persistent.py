@@ -330,7 +330,7 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
     (directions, time, batch, _), (lanes, layer_units, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
     units = bias.shape[-1] // 4
-    h, c = (tf.ensure_shape(x, [lanes, batch, units]) for x in (h, c))  # the kernels read by these sizes
+    h, c = (tf.ensure_shape(state, [lanes, batch, units]) for state in (h, c))  # the kernels read by these sizes
     work = _work(dtype_code, False, units, x, keep, lengths, lanes)
     projected = _projected(x, _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel)
     weights = tf.transpose(_padded(recurrent, units), [0, 2, 1])

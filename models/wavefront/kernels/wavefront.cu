@@ -468,12 +468,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     float input[POINTS][4];
     if (active && lane == 0 && unit >= 0)
 #pragma unroll
-      for (int point = 0; point < POINTS; ++point)
+      for (int point = 0; point < POINTS; ++point) {
+        const size_t row = (size_t)time * BATCH + place.sequence(point);
         if (place.sequence(point) < BATCH)
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate)
-            input[point][gate] =
-                unit < LAYER_UNITS ? wide(projected[(((size_t)time * BATCH + place.sequence(point)) * 4 + gate) * LAYER_UNITS + unit]) : 0;
+            input[point][gate] = unit < LAYER_UNITS ? wide(projected[(row * 4 + gate) * LAYER_UNITS + unit]) : 0;
+      }
     wait_for_group(place, step + 1);
 
     if (active) {
