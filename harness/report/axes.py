@@ -14,12 +14,12 @@ from harness.record import records, schema
 from harness.record.stopping_rule import is_time_up
 from harness.report import building, curves, warnings, what_ran
 from harness.report.building import Table, foot, skipped
-from harness.report.cells import NONE, NOT_JUDGED, Notes, cell, plain
+from harness.report.cells import INCONCLUSIVE, NONE, NOT_JUDGED, Notes, cell, plain
 from harness.report.provenance import machine_line
 
 LARGEST = 2**31 - 1  # size, as in harness/run/limits.py
 LEVEL = 1.02  # two times within this factor are called level
-FASTER, SLOWER, IS_LEVEL, INCONCLUSIVE, DISTURBED = "faster", "slower", "level", "inconclusive", NOT_JUDGED
+FASTER, SLOWER, IS_LEVEL, DISTURBED = "faster", "slower", "level", NOT_JUDGED
 UNITS = "ms per step"
 READ = (
     f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. "

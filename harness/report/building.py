@@ -9,6 +9,7 @@ from harness.report import plots, warnings, what_ran
 from harness.report.cells import (
     NONE,
     NOT_JUDGED,
+    VERDICTS,
     Notes,
     cell,
     markdown,
@@ -149,6 +150,7 @@ def build(
         lines=lines,
         foot=[
             *(f"All rows: {plain(note)}." for note in shared),
+            *verdicts(lines),
             *foot(layout, spec, present, rows, brief),
             *skipped(record for record in members if record not in present),
         ],
@@ -165,6 +167,15 @@ def build(
         axis=axis,
         caption=machine_line(present),
     )
+
+
+def verdicts(lines: Iterable[Sequence[str]]) -> list[str]:
+    """One line with what the verdicts mean that stand after ratios in these rows of cells; none where there are none."""
+    cells = [text for line in lines for text in line]
+    found = [
+        f"*{verdict}*: {what}" for verdict, what in VERDICTS.items() if any(f", {verdict}" in text for text in cells)
+    ]
+    return [f"{'; '.join(found)}."] if found else []
 
 
 def title_of_picture(spec: Mapping, title: str) -> str:

@@ -10,8 +10,11 @@ from harness.errors import UserError
 from harness.record import intervals
 
 NONE = "-"
-INCONCLUSIVE = "inconclusive"  # after a ratio whose interval includes 1
-NOT_JUDGED = "not judged"  # after a ratio of which the slower time is an upper bound: other processes ran beside it
+INCONCLUSIVE, NOT_JUDGED = "inconclusive", "not judged"
+VERDICTS = {  # what stands after a ratio: what it means
+    INCONCLUSIVE: "the ratio's interval includes 1",
+    NOT_JUDGED: "other processes ran beside the slower of the two, so that its time is an upper bound",
+}
 FORMATS = ("str", "median_range", "pair", "each", "bytes", "percent")  # besides speedup:<row> and Python's own
 OF_STEPS = ("throughput.value", "step_ms", "step_ms.median")
 SPECIAL = re.compile(r"[\\|<`*]|(?<=_)_|_(?=_)")

@@ -179,8 +179,10 @@ def test_a_ratio_whose_slower_time_is_an_upper_bound_is_not_judged(tmp_path):
     def ratio(**beside):
         """Of `keras`, twice as fast as `while_loop`; beside: the notes of a row."""
         rows = [make(row, ms, notes=beside.get(row, [])) for row, ms in (("while_loop", 2.0), ("keras", 1.0))]
-        lines = lines_of(page_of(tmp_path / f"{len([*tmp_path.iterdir()])}", *rows), "Speed")
-        return next(line["speedup"] for line in lines if line["row"].startswith("keras"))
+        page = page_of(tmp_path / f"{len([*tmp_path.iterdir()])}", *rows)
+        shown = next(line["speedup"] for line in lines_of(page, "Speed") if line["row"].startswith("keras"))
+        assert ("*not judged*: other processes ran beside the slower" in page) == ("not judged" in shown)
+        return shown
 
     assert ratio() == ratio(keras=[machine.OTHERS_NOTE]) and ratio().startswith("2.00x") and "not judged" not in ratio()
     assert ratio(while_loop=[machine.OTHERS_NOTE]) == f"{ratio()}, not judged"
