@@ -26,7 +26,7 @@ CONFIGS = {
     "quick": dict(UNITS=32, FEATURES=16, TIME_STEPS=8, BATCH_SIZE=8),
 }
 PRESETS = {
-    "full": dict(CONFIG="ptb_medium", BLOCKS=5, PROCESSES=1, TIMED_BATCHES=20, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=120.0),
+    "full": dict(CONFIG="ptb_medium", BLOCKS=5, PROCESSES=1, TIMED_BATCHES=20, WARMUP_LIMIT_S=1.0, ROW_LIMIT_S=600.0),
     "quick": dict(CONFIG="quick", BLOCKS=3, PROCESSES=1, TIMED_BATCHES=10, WARMUP_LIMIT_S=0.3, ROW_LIMIT_S=120.0),
 }
 UNITS = None                # of each of the two layers; None: the config's, as for the next three

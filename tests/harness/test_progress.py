@@ -273,6 +273,22 @@ def test_seconds_of_a_slow_machine_are_fewer_on_one_that_is_not(monkeypatch):
     assert expected.processes_of(estimate.Seconds(20.0), 3, 50.0) == 2, "a budget is of that machine's seconds"
 
 
+def test_a_machine_that_is_three_times_slower_stays_within_every_limit_of_a_row():
+    headers, close = jobs.read_headers(PROJECT / "benchmarks"), []
+    for name, scripts in json.loads(estimate.TABLE.read_text()).items():
+        preset = name.partition(" ")[0]
+        for script, rows in scripts.items() if isinstance(scripts, dict) else ():
+            if not isinstance(rows, dict):  # the machine's name, its slowness
+                continue
+            header = headers[script.partition(" ")[0]]
+            limit_s = header.constants["ROW_LIMIT_S"].default or header.presets[preset]["ROW_LIMIT_S"]
+            for row, seconds in rows.items():
+                took_s = seconds[0] if isinstance(seconds, list) else seconds
+                if row != "preparation" and 3 * took_s > limit_s:
+                    close.append(f"{name}, {script}, {row}: {took_s} s of {limit_s}")
+    assert not close
+
+
 def test_a_config_takes_what_it_took_and_another_one_what_its_script_did(monkeypatch):
     table = {
         "ptb --config=large": {"preparation": 60, "torch": 60, "torch_jit": 76},
