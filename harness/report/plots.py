@@ -74,14 +74,22 @@ def own_style() -> Iterator[None]:
 def finished(figure, title: str, caption: str) -> bytes:
     """The figure as a PNG, the title above and the caption below."""
     height = figure.get_size_inches()[1]
-    title = shown(title, 130)
-    size = 12 * min(1.0, TITLE / max(1, len(title)))  # a longer one gets smaller letters: its end may be a warning
-    figure.text(0.03, 1 - 0.10 / height, title, fontsize=size, fontweight="bold", va="top", color=INK)
+    heading = in_lines(title)
+    size = 12 * min(1.0, TITLE / max(map(len, heading), default=1))
+    figure.text(0.03, 1 - 0.10 / height, "\n".join(heading), fontsize=size, fontweight="bold", va="top", color=INK)
     lines = textwrap.wrap(shown(caption, 300), CAPTION, max_lines=2, placeholder=" …")
     figure.text(
         0.03, (0.10 if len(lines) < 2 else 0.03) / height, "\n".join(lines), fontsize=8, va="bottom", color="#666666"
     )
     return _in_few_colours(figure)
+
+
+def in_lines(title: str) -> list[str]:
+    """The title whole, since its end may be a warning: in one line of smaller letters or, a long one, in two."""
+    title = shown(title, 130)
+    one_line = 6 * TITLE // 5
+    width = one_line if len(title) <= one_line else max(TITLE, len(title) // 2 + 12)
+    return textwrap.wrap(title, width, max_lines=2)
 
 
 def _in_few_colours(figure) -> bytes:
@@ -103,11 +111,12 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     labels = list(dict.fromkeys(label for bar in bars for label, _ in bar.published))
     kinds = [kind for kind in KINDS if any(bar.kind == kind and bar.value is not None for bar in bars)]
     legend = 0.35 if labels or kinds else 0.0
-    height = 0.34 * len(bars) + 1.45 + legend  # inches
+    above = 0.19 * max(0, len(in_lines(title)) - 1)  # inches of a second line, as the height
+    height = 0.34 * len(bars) + 1.45 + legend + above
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     left = min(0.30, 0.03 + 0.0095 * max((len(bar.name) for bar in bars), default=0))  # of the width
-    bottom, top = 0.80 / height, 1 - (0.45 + legend) / height
+    bottom, top = 0.80 / height, 1 - (0.45 + legend + above) / height
     axes = figure.add_axes((left, bottom, 0.95 - left, top - bottom))
     _scale(axes, bars)
     start = axes.get_xlim()[0]
@@ -136,7 +145,7 @@ def _draw(title: str, axis: str, bars: Sequence[Bar], caption: str) -> bytes:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     if legend:
-        anchor = (0.025, 1 - 0.36 / height)
+        anchor = (0.025, 1 - (0.36 + above) / height)
         figure.legend(loc="upper left", bbox_to_anchor=anchor, ncols=6, frameon=False, fontsize=9, handletextpad=0.3)
     return finished(figure, title, caption)
 

@@ -37,6 +37,13 @@ def test_every_kind_of_bars_gives_a_png_that_fills_a_page(bars, recwarn):
     assert b"matplotlib" not in content.lower()
 
 
+def test_a_long_title_is_whole_in_two_lines():
+    title = "LSTM stack alone, forward and backward: mnist_stack, GPU, tf32 (departs from the published protocol)"
+    assert plots.in_lines("Training speed: small, GPU, tf32") == ["Training speed: small, GPU, tf32"]
+    assert len(plots.in_lines(title)) == 2 and " ".join(plots.in_lines(title)) == title
+    assert all(len(plots.in_lines(hostile)) <= 2 for hostile in ("", " ", "x" * 500, "ab " * 100))
+
+
 def test_a_long_caption_goes_on_in_a_second_line_within_the_picture():
     """Its last column of pixels stays white, and its two lines leave the axis' name alone."""
     import io
