@@ -170,11 +170,9 @@ def build(
 
 
 def verdicts(lines: Iterable[Sequence[str]]) -> list[str]:
-    """One line with what the verdicts mean that stand after ratios in these rows of cells; none where there are none."""
-    cells = [text for line in lines for text in line]
-    found = [
-        f"*{verdict}*: {what}" for verdict, what in VERDICTS.items() if any(f", {verdict}" in text for text in cells)
-    ]
+    """One line with what the verdicts after ratios mean; none where these rows of cells have none among their figures."""
+    figures = [text for line in lines for text in line[2:-1]]
+    found = [f"*{word}*: {what}" for word, what in VERDICTS.items() if any(f", {word}" in text for text in figures)]
     return [f"{'; '.join(found)}."] if found else []
 
 
