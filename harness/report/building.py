@@ -104,9 +104,9 @@ def build(
         if row["table"] == index and row.get("config", config) == config and row.get("device", device) == device
         and (row.get("published") or not brief)
     ]  # fmt: skip
-    # Another protocol, or embedded data: no figure stands beside it.
+    # Another protocol, or embedded data: no published figure stands beside it.
     if any(_departs(record) for record in present):
-        extra = [{**row, "published": {}} for row in extra if not brief]
+        extra = []
     about = [note for note in layout.get("footnotes", []) if isinstance(note, Mapping)]
     ok = {record["row"]: record for record in present if record["status"] == "ok"}
     bases = ok | fastest_peer(ok, layout.get("ours", []))

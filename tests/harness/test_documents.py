@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import schema
+from harness.record import machine, schema
 from harness.report import documents, tables
 from tests.table_cases import LAYOUT, PROOF, make, run_of
 
@@ -93,6 +93,14 @@ def test_an_overview_marks_what_departs_from_the_protocol_and_says_where_a_peer_
     text = documents.overview(run, ["keras"])
     assert cells(text)[2] == ["`ptb` large, tf32, ms*", "10.0~", "`keras` 1.00x~", "is a peer"]
     assert "\\* departs from the published protocol" in text and "~ the page warns" in text
+
+
+def test_an_overview_does_not_judge_a_ratio_whose_slower_time_is_an_upper_bound(tmp_path):
+    slow = [make("keras", 10.0, notes=[machine.OTHERS_NOTE]), make("torch_lstm", 5.0), make("wavefront", 2.0)]
+    fast = [make("keras", 10.0), make("torch_lstm", 5.0), make("wavefront", 2.0, notes=[machine.OTHERS_NOTE])]
+    for name, rows, ends in (("slow", slow, ", not judged~"), ("fast", fast, "0.0 %~")):
+        line = cells(documents.overview(run_of(tmp_path / name, *rows, layout=OURS), ["keras"]))[2]
+        assert line[2].endswith(ends) and line[3].endswith("0.0 %~")
 
 
 def test_an_overview_names_layers_and_units_where_the_records_do(tmp_path):
