@@ -19,13 +19,13 @@ from harness.report.provenance import machine_line
 
 LARGEST = 2**31 - 1  # size, as in harness/run/limits.py
 LEVEL = 1.02  # two times within this factor are called level
-FASTER, SLOWER, IS_LEVEL, DISTURBED = "faster", "slower", "level", NOT_JUDGED
+FASTER, SLOWER, IS_LEVEL = "faster", "slower", "level"
 UNITS = "ms per step"
 READ = (
     f"Ratios: the other's time by ours, medians; above 1 ours is faster. Level: within {100 * (LEVEL - 1):.0f} %. "
     "Inconclusive: further apart, but their intervals overlap, or, of one process, the ranges of their blocks."
 )
-READ_DISTURBED = (
+READ_NOT_JUDGED = (
     "Not judged: other processes ran beside the slower one, or beside either where they are level, so that its time is an "
     "upper bound."
 )
@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
     size: int
     ratio: float | None = None  # the other's time by ours
-    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL, INCONCLUSIVE or DISTURBED
+    kind: str | None = None  # FASTER, SLOWER, IS_LEVEL, INCONCLUSIVE or NOT_JUDGED
 
 
 def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table]:
@@ -115,7 +115,7 @@ def _table(
     under = [f"- {line}" for line in crossovers(series, ours, peers)]
     judged = [*under, *(line[-1] for line in lines)]
     under += [READ] if under else []
-    under += [READ_DISTURBED] if any(DISTURBED in line for line in judged) else []
+    under += [READ_NOT_JUDGED] if any(NOT_JUDGED in line for line in judged) else []
     under += skipped(record for record in every if record["row"] not in shown)
     spec = {"mode": axis["mode"], "columns": [["ms", "step_ms", "median_range"]]}
     group = [record for record in rows if (record["device"], record["precision"]) == (device, precision)]
@@ -176,7 +176,7 @@ def verdict(size: int, own: Mapping | None, other: Mapping | None) -> Verdict:
     level = 1 / LEVEL <= ratio <= LEVEL
     doubted = (own, other) if level else (other,) if ratio > 1 else (own,)
     if any(map(warnings.was_disturbed, doubted)):
-        return Verdict(size, ratio, DISTURBED)
+        return Verdict(size, ratio, NOT_JUDGED)
     if level:
         return Verdict(size, ratio, IS_LEVEL)
     if low <= other_high and other_low <= high:
@@ -195,7 +195,7 @@ def best_against_best(own: Mapping[str, Mapping], ours: Sequence[str], peers: Se
     if first is None or second is None:
         return NONE
     found = verdict(0, own[first], own[second])
-    kind = f", {found.kind}" if found.kind in (IS_LEVEL, INCONCLUSIVE, DISTURBED) else ""
+    kind = f", {found.kind}" if found.kind in (IS_LEVEL, INCONCLUSIVE, NOT_JUDGED) else ""
     return f"{found.ratio:.2f}x{kind} (`{plain(first)}` against `{plain(second)}`)"
 
 

@@ -8,8 +8,6 @@ from harness.record.stopping_rule import is_time_up
 from harness.report import plots, warnings, what_ran
 from harness.report.cells import (
     NONE,
-    NOT_JUDGED,
-    VERDICTS,
     Notes,
     cell,
     markdown,
@@ -20,6 +18,7 @@ from harness.report.cells import (
     split_format,
     times_as_fast,
     value_at,
+    verdicts,
 )
 from harness.report.curves import Curve
 from harness.report.provenance import (
@@ -169,13 +168,6 @@ def build(
     )
 
 
-def verdicts(lines: Iterable[Sequence[str]]) -> list[str]:
-    """One line with what the verdicts after ratios mean; none where these rows of cells have none among their figures."""
-    figures = [text for line in lines for text in line[2:-1]]
-    found = [f"*{word}*: {what}" for word, what in VERDICTS.items() if any(f", {word}" in text for text in figures)]
-    return [f"{'; '.join(found)}."] if found else []
-
-
 def title_of_picture(spec: Mapping, title: str) -> str:
     """Where it is not the table's title, which is of a whole training's time: the picture shows how fast the steps were."""
     of_steps = (spec["mode"], spec.get("plot")) == ("fit", "throughput.value")
@@ -250,7 +242,7 @@ def _figure(record: Mapping, column: Sequence[str], bases: Mapping[str, Mapping]
         if ratio is None:
             return NONE
         shown, slower = times_as_fast(record, base, ratio, path), record if ratio < 1 else base
-        return f"{shown}, {NOT_JUDGED}" if record is not base and warnings.was_disturbed(slower) else shown
+        return shown if record is base else shown + warnings.not_judged(slower)
     if path == "share_of_matmul" and kind == "percent":
         form = "percent*100"  # the one figure that a record keeps as 0..1
     return cell(value_at(record, path), form)

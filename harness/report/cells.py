@@ -143,6 +143,13 @@ def times_as_fast(record: Mapping, base: Mapping, ratio: float, path: str) -> st
     return f"{shown} ±{_percent(width - 1)}{f', {INCONCLUSIVE}' * includes_1}"
 
 
+def verdicts(lines: Iterable[Sequence[str]]) -> list[str]:
+    """One line with what the verdicts after ratios mean; none where a table's rows of cells have none among their figures."""
+    figures = [text for line in lines for text in line[2:-1]]
+    found = [f"*{word}*: {what}" for word, what in VERDICTS.items() if any(f", {word}" in text for text in figures)]
+    return [f"{'; '.join(found)}."] if found else []
+
+
 def markdown(headings: Sequence[str], right: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:
     """A table in GitHub's markdown; cells are shown as they are."""
     import pandas

@@ -24,7 +24,7 @@ from pathlib import Path
 from harness.errors import UserError, require
 from harness.record import records, schema
 from harness.report import tables, warnings
-from harness.report.cells import NONE, NOT_JUDGED, markdown, times_as_fast, value_at
+from harness.report.cells import NONE, markdown, times_as_fast, value_at
 from harness.report.provenance import machine_line
 
 BLOCK = re.compile(
@@ -145,8 +145,7 @@ def _ratios(by_row: Mapping[str, Mapping], base: str, mode: str, ours: Sequence[
     def against_row(slower: str) -> str:
         warned = any(_is_warned(by_row[name]) for name in (slower, fastest))
         ratio = times_as_fast(by_row[fastest], by_row[slower], times[slower] / times[fastest], _path(mode))
-        judged = f", {NOT_JUDGED}" if warnings.was_disturbed(by_row[slower]) else ""
-        return ratio + judged + (WARNED if warned else "")
+        return ratio + warnings.not_judged(by_row[slower]) + (WARNED if warned else "")
 
     against = f" {against_row(base)}" if base in times else ""
     peers = {name: value for name, value in times.items() if name not in ours}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from harness.record import machine
 from harness.record.stopping_rule import is_time_up
 from harness.report import launches
-from harness.report.cells import plain
+from harness.report.cells import NOT_JUDGED, plain
 from harness.report.provenance import listed, throttling
 
 SPREAD = 0.05  # standard deviation of the blocks, of their mean
@@ -65,6 +65,11 @@ def shared_gpu(record: Mapping) -> str | None:
 def was_disturbed(record: Mapping) -> bool:
     """Whether other processes ran on the row's processors or GPU meanwhile: its times are upper bounds."""
     return machine.OTHERS_NOTE in record["notes"] or shared_gpu(record) is not None
+
+
+def not_judged(slower: Mapping) -> str:
+    """What follows a ratio of two rows where the time of the slower one is an upper bound; else ""."""
+    return f", {NOT_JUDGED}" if was_disturbed(slower) else ""
 
 
 def low_clock(record: Mapping) -> str | None:

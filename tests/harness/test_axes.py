@@ -165,8 +165,8 @@ def test_rows_whose_intervals_or_ranges_overlap_are_not_told_apart():
 
 
 @pytest.mark.parametrize("disturbed, kinds", [
-    ("torch", (axes.DISTURBED, axes.DISTURBED, axes.SLOWER)),  # whose time, alone, may be shorter
-    ("wave", (axes.FASTER, axes.DISTURBED, axes.DISTURBED)),
+    ("torch", (axes.NOT_JUDGED, axes.NOT_JUDGED, axes.SLOWER)),  # whose time, alone, may be shorter
+    ("wave", (axes.FASTER, axes.NOT_JUDGED, axes.NOT_JUDGED)),
 ])  # fmt: skip
 def test_an_upper_bound_is_no_ground_for_a_verdict_in_favour_of_the_other(disturbed, kinds):
     notes = {row: dict(notes=[machine.OTHERS_NOTE]) if row == disturbed else {} for row in ("wave", "torch")}

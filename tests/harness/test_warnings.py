@@ -6,7 +6,7 @@ import pytest
 
 from harness.record import machine, records
 from harness.record.stopping_rule import BUDGET_NOTE
-from harness.report import building, launches, plots, tables, warnings
+from harness.report import cells, launches, plots, tables, warnings
 from harness.report.provenance import throttling
 from tests.record_cases import RUNS
 from tests.table_cases import LAYOUT, PROOF, lines_of, make, page_of, run_of
@@ -190,11 +190,11 @@ def test_a_ratio_whose_slower_time_is_an_upper_bound_is_not_judged(tmp_path):
 
 def test_a_table_explains_the_verdicts_after_its_ratios_and_no_other_text():
     row = ["keras", "a row, not judged", "1.00x ±2.0 %, inconclusive", "failed: it is, not judged"]
-    assert building.verdicts([row]) == ["*inconclusive*: the ratio's interval includes 1."]
+    assert cells.verdicts([row]) == ["*inconclusive*: the ratio's interval includes 1."]
     row[2] += ", not judged [1]"
-    (line,) = building.verdicts([row])
+    (line,) = cells.verdicts([row])
     assert line.startswith("*inconclusive*: ") and "; *not judged*: " in line
-    assert building.verdicts([["keras", "", "1.00x", "proven"]]) == []
+    assert cells.verdicts([["keras", "", "1.00x", "proven"]]) == []
 
 
 def test_row_without_figures_is_not_warned_of():
