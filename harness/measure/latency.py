@@ -7,7 +7,7 @@ from typing import Any
 from harness.measure import clocks
 
 LIMIT_S = 4.0  # s that the requests of a point take, but for slow ones, of which a tenth is timed
-LONGEST_S = 60.0  # s that this tenth takes at most: of the slowest as many are timed as fit, a hundredth at the least
+LONGEST_S = 20.0  # s that this tenth takes at most: of the slowest as many are timed as fit, a hundredth at the least
 SAMPLES = 16  # requests whose answers are held to the reference, besides the last one; which ones no row can know
 JOULES_S = 1.0  # s that what is counted takes at the least: the counter moves some ten times a second
 BUSY = 0.9  # part of the s between two readings of the counter that what is counted takes at the least
