@@ -308,8 +308,8 @@ def test_a_config_takes_what_it_took_and_another_one_what_its_script_did(monkeyp
 
 
 def test_seconds_of_a_run_are_printed_for_each_config_of_which_points_are_parts():
-    run = suite.BENCHMARKS.parent / "results" / "nvidia-h100"
-    found = {script for script, _ in estimate._took(records.read_run(run)[0])}
+    runs = (suite.BENCHMARKS.parent / "results" / name for name in ("nvidia-h100", "nvidia-h200"))
+    found = {script for run in runs for script, _ in estimate._took(records.read_run(run)[0])}
     assert {f"ptb --config={name}" for name in ("large", "medium", "small")} | {"ptb --train --config=small"} <= found
     expected = {f"multi_gpu --config={name}" for name in ("ptb_large", "ptb_medium", "ptb_small", "stacked_lm")}
     assert {name for name in found if name.startswith("multi_gpu")} == expected
