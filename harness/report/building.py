@@ -335,14 +335,17 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
     noun = "epoch" if spec["mode"] == "fit" else "block"
     each = _count((len(blocks) for record in timed for blocks in record["blocks_ms"]), noun, f"{noun}s")
     processes = [len(record["blocks_ms"]) for record in timed]
+    hint = ""
+    if max(processes) == 1 and len(timed) > 1 and any(form.startswith("speedup:") for _, _, form in spec["columns"]):
+        hint = " Ratios have no interval, and another run's may differ: `--processes=3` gives them one."
     if spec["mode"] == "request":
-        return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}."
+        return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}.{hint}"
     ranged = any(form.startswith("median_range") and path == "step_ms" for _, path, form in spec["columns"])
     if max(processes) == 1:
         in_brackets = " (1)" if ranged else ""
         if ranged and any(len(record["blocks_ms"][0]) > 1 for record in timed):
             in_brackets += ", in brackets their range, which says nothing about another process"
-        return f"Time per step: median of {each} in one process{in_brackets}."
+        return f"Time per step: median of {each} in one process{in_brackets}.{hint}"
     text = f"Time per step: median over {_count(processes, 'process', 'processes')} of each one's median of {each}"
     if ranged:
         text += "; ±: 95 % interval over the processes, their number in parentheses"
