@@ -83,11 +83,13 @@ def parse(argv: Sequence[str], headers: Mapping[str, Header]) -> tuple[Options, 
         ]
         if not set(having) & set(chosen):
             option = f"--{name.lower().replace('_', '-')}"
-            raise UserError(f"{option}: only {', '.join(having)} has it; leave it out, or add {having[0]} to --only")
+            raise UserError(f"{option}: only in {', '.join(having)}; leave it out, or add {having[0]} to --only")
     config = found.values.get("CONFIG")
     if config is not None and not any(config in headers[name].configs for name in chosen):
         having = [name for name in headers if config in headers[name].configs]
-        raise UserError(f"--config={config}: only {', '.join(having)} has it; add {having[0]} to --only")
+        raise UserError(
+            f"--config={config}: only in {', '.join(having)}; name another config, or add {having[0]} to --only"
+        )
     return found, chosen
 
 

@@ -87,6 +87,19 @@ class Header:
         return Limit(type(default), example=default)
 
 
+class Constants(dict):
+    """Resolved constants by name. Raises UserError where the script asks for one that the header lacks."""
+
+    def __init__(self, header: Header, values: Mapping[str, object]) -> None:
+        super().__init__(values)
+        self._header = header
+
+    def __missing__(self, name: str) -> object:
+        close = difflib.get_close_matches(name, self._header.constants, 1)
+        hint = f"is {close[0]} in line {self._header.constants[close[0]].line} meant for it?" if close else "restore it"
+        raise UserError(f"{self._header.path}: the header lacks {name}; {hint}")
+
+
 @dataclass
 class Options:
     """What stands on the command line: constants by header name, the flags given, and the settings."""
@@ -253,7 +266,7 @@ def _hint(name: str, known: Sequence[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0]}?" if near else "."
 
 
-def resolve(header: Header, options: Options, preset: str | None) -> dict[str, object]:
+def resolve(header: Header, options: Options, preset: str | None) -> Constants:
     """Every constant by name: the command line's, the header's if not None, the preset's or the config's, or None."""
     defaults = {name: constant.default for name, constant in header.constants.items()}
     layers = [options.values, defaults, header.presets.get(preset, {})]
@@ -266,7 +279,7 @@ def resolve(header: Header, options: Options, preset: str | None) -> dict[str, o
         if config is None:
             raise UserError(f"--config: no config is set; expected one of {', '.join(header.configs)}")
         layers.append(header.configs[config])
-    return {name: first(name) for name in header.constants}
+    return Constants(header, {name: first(name) for name in header.constants})
 
 
 def departs_from_protocol(constants: Mapping[str, object], protocol: Mapping[str, object]) -> list[str]:

@@ -443,3 +443,13 @@ def test_benchmark_ships_none_where_a_preset_or_config_governs(script):
     header = opt.read_header(script)
     governed = {name for table in (header.configs, header.presets) for entry in table.values() for name in entry}
     assert [name for name in governed if header.constants[name].default is not None] == []
+
+
+def test_constant_that_a_script_asks_for_and_its_header_lacks_is_one_line(tmp_path):
+    path = write_script(tmp_path, BODY.replace("STAGED_BATCHES", "STAGED_BATCHS"))
+    constants = opt.resolve(opt.read_header(path), opt.Options(), "full")
+    with pytest.raises(UserError) as error:
+        constants["STAGED_BATCHES"]
+    assert str(error.value).startswith(f"{path}: the header lacks STAGED_BATCHES; is STAGED_BATCHS in line ")
+    with pytest.raises(UserError, match="the header lacks QUITE_ANOTHER; restore it"):
+        constants["QUITE_ANOTHER"]

@@ -37,11 +37,14 @@ def test_rows_of_one_process_show_a_range_that_is_said_to_be_within_it(tmp_path)
 
 
 def test_ratios_of_single_processes_are_said_to_have_no_interval(tmp_path):
-    hint = "Ratios have no interval, and another run's may differ: `--processes=3` gives them one."
+    hint = "Ratios have no interval, and another run's may differ: `--resume --processes=3{}` gives them one."
     for processes, said in (((1.0,), True), ((1.0, 1.01), False)):
-        rows = (make(processes=processes), make("keras_cudnn", processes=processes))
-        assert (hint in page_of(tmp_path / str(said), *rows)) == said
-    assert hint not in page_of(tmp_path / "one", make(processes=(1.0,))), "one row has no ratio"
+        rows = [make(processes=processes), make("keras_cudnn", processes=processes)]
+        assert (hint.format("") in page_of(tmp_path / str(said), *rows)) == said
+        for row in rows:
+            row["config"]["ROW_BUDGET_S"] = 30.0
+        assert (hint.format(" --row-budget-s=120") in page_of(tmp_path / f"{said} budget", *rows)) == said
+    assert "no interval" not in page_of(tmp_path / "one", make(processes=(1.0,))), "one row has no ratio"
 
 
 def test_records_of_earlier_commits_are_drawn_by_todays_rule(tmp_path):
