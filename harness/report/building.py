@@ -1,6 +1,5 @@
 """Builds the tables of a layout from records: which rows and columns, their cells, and the lines underneath."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -338,8 +337,10 @@ def how_measured(timed: Sequence[Mapping], spec: Mapping) -> str:
     processes = [len(record["blocks_ms"]) for record in timed]
     hint = ""
     if max(processes) == 1 and len(timed) > 1 and any(form.startswith("speedup:") for _, _, form in spec["columns"]):
-        budget = min((record["config"].get("ROW_BUDGET_S") or math.inf for record in timed), default=math.inf)
-        more = "--processes=3" + ("" if budget == math.inf else f" --row-budget-s={4 * budget:g}")
+        budget_s = max(
+            record["config"].get("ROW_BUDGET_S") or 0 for record in timed
+        )  # which one process may have used up
+        more = "--processes=3" + (f" --row-budget-s={4 * budget_s:g}" if budget_s else "")
         hint = f" Ratios have no interval, and another run's may differ: `--resume {more}` gives them one."
     if spec["mode"] == "request":
         return f"Percentiles are of all requests of a row's first process; requests/s: of the median of {each}.{hint}"

@@ -6,6 +6,7 @@ figures and sentences here come from the records alone.
 
 from collections.abc import Mapping, Sequence
 
+from harness.report import what_ran
 from harness.report.building import Table, foot, in_groups, place, skipped, verdict
 from harness.report.cells import NONE, Notes, cell, ours, plain, times_as_fast
 
@@ -43,8 +44,16 @@ def tables(layout: Mapping, rows: Sequence[Mapping], notes: Notes) -> list[Table
 
 
 def ran(record: Mapping) -> str:
-    """What ran, "error" where Keras raised, "" where that is not known."""
-    return (record.get("option") or {}).get("ran", "")
+    """What ran, "error" where Keras raised, "" where that is not known.
+
+    The profile's kernels say it where the layer's own ops do not: in eager code, and in our kernels' call, a function by itself.
+    """
+    said = (record.get("option") or {}).get("ran", "")
+    kernels = ((record["proof"] or {}).get("kernel") or {}).get("kernels") or {}
+    words = {what_ran.kernel_in_words(name) for name in kernels}
+    if any(each.startswith("our persistent kernel") for each in words):
+        return OURS
+    return f"{CUDNN} op by op" if said == "eager" and "cuDNN's LSTM gates" in words else said
 
 
 def keeps(record: Mapping) -> bool:

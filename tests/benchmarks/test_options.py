@@ -213,3 +213,19 @@ def test_an_errors_first_line_is_that_of_its_message(text):
     from harness.measure.options import first_line
 
     assert first_line(ValueError(text)) == "ValueError: it is so"
+
+
+def test_kernels_say_what_ran_where_the_ops_of_a_layer_do_not():
+    gates = "void elemWiseRNNcell<float, float, float, (cudnnRNNMode_t)2, (cudnnRNNBiasMode_t)2>(int, int"
+    for said, kernel, expected in (
+        ("eager", gates, "cuDNN op by op"),
+        ("eager", "void tensorflow::SplitOpKernel<float>", "eager"),
+        ("other", "lstm_wavefront_forward", report.OURS),
+        ("XLA", "lstm_cluster_backward", report.OURS),
+        ("XLA", gates, "XLA"),
+    ):
+        record = {"option": {"ran": said}, "proof": {"kernel": {"kernels": {"MemcpyH2D": 0.2, kernel: 0.1}}}}
+        assert report.ran(record) == expected
+        assert report.keeps(record) == (expected == "cuDNN op by op")
+    assert report.ran({"option": {"ran": "eager"}, "proof": None}) == "eager"
+    assert report.ran({"option": None, "proof": None}) == ""
