@@ -250,6 +250,8 @@ def _copy(response: http.client.HTTPResponse, out: io.FileIO, file: File, folder
     """Copy `file.size` bytes and return their hex sha256. Takes what has arrived, so that a trickle is noticed."""
     from tqdm import tqdm
 
+    # Else a thread of tqdm's stays and wakes every 10 s, which the proof of a row that runs beside it takes for work.
+    tqdm.monitor_interval = 0
     digest, received, begun = hashlib.sha256(), 0, time.monotonic()
     with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         while received <= file.size:

@@ -165,6 +165,11 @@ def test_bad_mirror_is_asked_twice_leaves_no_file_and_is_named_with_its_reason(s
         assert server.asked.count(behaviour) == 2
 
 
+def test_the_bar_leaves_no_thread_that_a_rows_proof_would_take_for_work(server, tmp_path):
+    fetch([FILE], [server.mirror("good")], tmp_path, QUICK)
+    assert "TMonitor" not in {type(thread).__name__ for thread in threading.enumerate()}
+
+
 @pytest.mark.parametrize("behaviour", BAD)
 def test_after_a_bad_mirror_the_next_one_is_taken(server, tmp_path, behaviour):
     fetch([FILE], [server.mirror(behaviour), server.mirror("good")], tmp_path, QUICK)
