@@ -65,7 +65,7 @@ def chosen(
         work, together = persistent.planned(x, layers, dropout, keep, lengths is not None, 1 + bidirectional)
         if parts(x.shape[1], work.batch) > SLICES_OF_AUTO:
             return "xla", f"the kernels have place for {work.batch} of {x.shape[1]} sequences at a time"
-        if (share := streamed(work._replace(lanes=together), nvrtc.chip())) > STREAMED_OF_AUTO:
+        if (share := streamed(work._replace(lanes=together), x.shape[0], nvrtc.chip())) > STREAMED_OF_AUTO:
             return "xla", f"the kernels would read {share:.0%} of the weights anew at every step"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)

@@ -33,8 +33,8 @@ from .clusters import ClusterTiling
 from .nvrtc import Chip
 from .products import over_rows, product
 from .stack import LayerWeights, reversed_steps
-from .tiling import MOST_SLICES, Tiling, fits, fitting, layers_together
-from .work import DTYPE_CODES, WARPS, Work, padded_units, parts
+from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, halves_allowed, layers_together
+from .work import DTYPE_CODES, HALVES, WARPS, Work, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
 
@@ -162,13 +162,14 @@ def planned(
     _check(inputs, layers, chip)
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
-    padded, num_layers = padded_units(units, inputs.dtype.size), len(layers) // directions
+    dtype_code, num_layers = _dtype_code(inputs.dtype), len(layers) // directions
+    padded = padded_units(units, 2 if halves_allowed(dtype_code) else inputs.dtype.size)
     lanes = num_layers if directions == 1 else 1
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     # Dropout acts between layers, where the kernels of several layers have no place for it.
     lanes_tried = {together} if together else {1} if dropout else {1, lanes}
-    whole = Work(lanes, batch, padded, _dtype_code(inputs.dtype), False, keep, lengths, directions)
+    whole = Work(lanes, batch, padded, dtype_code, False, keep, lengths, directions)
     tiles = parts(batch, 8)
     sizes = dict.fromkeys(8 * parts(tiles, slices) for slices in range(1, min(tiles, MOST_SLICES) + 1))
     sliced = (whole._replace(batch=min(batch, size)) for size in sizes)
@@ -348,8 +349,17 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
         tf.TensorSpec([lanes, time, batch, 4 * units], wide),
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), projected, bias, h, c, *_options(keep, lengths, dtype)]
-    found = _launch(work, time, layer_units, operands, results)
+    options = _options(work, keep, lengths)
+    if work.dtype_code == HALVES:
+        largest, _ = _sizes(recurrent, links, [1, 0])
+        (scale, undone), (h_scale, h_undone) = _powers(largest), _powers(tf.maximum(1.0, _largest(h)))
+        scales = tf.concat([[h_scale], h_undone * undone], 0)
+        operands = [_float16(weights, scale), projected, bias, h, c, scales, *options]
+        results.append(tf.TensorSpec([2, lanes, batch, weights.shape[-1]], tf.float16))
+        found = _launch(work, time, layer_units, operands, results)[:-1]
+    else:
+        operands = [_rounded(dtype_code, weights), projected, bias, h, c, *options]
+        found = _launch(work, time, layer_units, operands, results)
     if not linked:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
     return tuple(found)
@@ -394,9 +404,19 @@ def _backward(
         tf.TensorSpec([lanes, batch, units], wide),
         tf.TensorSpec([tiling.groups(work), tiling.bias_rows, work.lanes, 4 * units], wide),
     ]
-    operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end]
-    operands += _options(keep, lengths, dtype)
-    d_first, *d_rest, d_h, d_c, d_bias = _launch(work, time, layer_units, operands, results)
+    options = _options(work, keep, lengths)
+    if work.dtype_code == HALVES:
+        largest, sums = _sizes(recurrent, links, [0, 1])
+        scale, undone = _powers(largest)
+        bounds = _bounds(sums, time, c, d_outputs, d_h_end, d_c_end)
+        operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end]
+        operands += [tf.concat([bounds, undone], 0), *options]
+        results.append(tf.TensorSpec([2, lanes, batch, 4 * units], tf.float16))
+        found = _launch(work, time, layer_units, operands, results)[:-1]
+    else:
+        operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
+        found = _launch(work, time, layer_units, operands, results)
+    d_first, *d_rest, d_h, d_c, d_bias = found
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
     d_gates = _layer_gates(d_first, layer_units)
     d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
@@ -433,14 +453,15 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
 
 def _work(dtype_code: int, backward: bool, units: int, fed, keep, lengths, lanes: int) -> Work:
     """Of these lanes; fed: [1 or 2, time, batch, …], what is of no link."""
-    directions, _, batch, _ = fed.shape
+    directions, time, batch, _ = fed.shape
     options = keep is not None, lengths is not None, directions
-    return Work(lanes // directions, batch, units, dtype_code, backward, *options)
+    return by_halves(Work(lanes // directions, batch, units, dtype_code, backward, *options), time, nvrtc.chip())
 
 
 def compiled(work: Work, time: int, layer_units: int) -> str:
     """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
     chip = nvrtc.chip()
+    work = by_halves(work, time, chip)
     return ptx(work, time, layer_units, fitting(work, chip), chip)
 
 
@@ -462,18 +483,65 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
 
 
-def _options(keep: tf.Tensor | None, lengths: tf.Tensor | None, dtype: tf.DType) -> list[tf.Tensor]:
+def _float16(weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """weights [lanes, …] times a lane's scale, with tf32's bits of a number."""
+    return tf.cast(weights * scale[:, tf.newaxis, tf.newaxis], tf.float16)
+
+
+def _sizes(recurrent: tf.Tensor, links: tf.Tensor, shift: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """[lanes]: the largest number of what a lane's kernel multiplies; and the largest sum of a unit's, of all lanes.
+
+    shift: lanes before and behind that have no link.
+    """
+    largest, sums = _largest(recurrent, -1), _sum(recurrent)
+    if links.shape[0]:
+        largest = tf.maximum(largest, tf.pad(_largest(links, -1), [shift, [0, 0]]))
+        sums += tf.pad(_sum(links), [shift, [0, 0]])
+    return tf.reduce_max(largest, 1), tf.reduce_max(sums)
+
+
+def _largest(x: tf.Tensor, axis: int | None = None) -> tf.Tensor:
+    """Without sign, of finite numbers: what is not finite is that in float16 too."""
+    return tf.reduce_max(tf.where(tf.math.is_finite(x), tf.abs(x), 0.0), axis)
+
+
+def _sum(x: tf.Tensor) -> tf.Tensor:
+    """Likewise, over the last axis."""
+    return tf.reduce_sum(tf.where(tf.math.is_finite(x), tf.abs(x), 0.0), -1)
+
+
+def _powers(largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The power of two that brings a number to 2^14 or more, below 2^15 (from 2^-60 on); and its inverse."""
+    exponent = tf.clip_by_value(tf.bitwise.right_shift(tf.bitcast(largest, tf.int32), 23), 67, 254)
+    scale, undone = (tf.bitwise.left_shift(x, 23) for x in (268 - exponent, exponent - 14))
+    return tf.bitcast(scale, tf.float32), tf.bitcast(undone, tf.float32)
+
+
+def _bounds(sums: tf.Tensor, time: int, c, d_outputs, d_h_end, d_c_end) -> tf.Tensor:
+    """[4], by which the backward kernel bounds a step's gradients by the gates' sums from the last step's. M is the largest of
+    these and of those by c after it:
+
+        by h at most   d_outputs + d_h_end + sums · M
+        by c           max(M, d_c_end) + that
+        by a gate's    as by c, or a quarter of that times c before: c0 and one a step at most
+    """
+    from_outputs = _largest(d_outputs) + _largest(d_h_end)
+    of_c = tf.maximum(1.0, (_largest(c) + time) / 4)
+    return tf.stack([from_outputs, sums, _largest(d_c_end), of_c])
+
+
+def _options(work: Work, keep: tf.Tensor | None, lengths: tf.Tensor | None) -> list[tf.Tensor]:
     """The kernels' operands of what a stack may have or not."""
-    return [*([] if keep is None else [_words(keep, dtype)]), *([] if lengths is None else [lengths])]
+    return [*([] if keep is None else [_words(keep, work.itemsize)]), *([] if lengths is None else [lengths])]
 
 
-def _words(keep: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The kernels' operand for keep [lanes, 4, batch, units]: int32 [lanes, batch, units / V], V numbers in 16 bytes each.
+def _words(keep: tf.Tensor, itemsize: int) -> tf.Tensor:
+    """The kernels' operand for keep [lanes, 4, batch, units]: int32 [lanes, batch, units / V], V factors in 16 bytes each.
 
     Bit gate · V + unit % V says whether the gate sees the unit's h.
     """
     lanes, gates, batch, units = keep.shape
-    vector = 16 // dtype.size
+    vector = 16 // itemsize
     bits = tf.reshape(tf.range(gates * vector), [gates, 1, 1, vector])
     of_vectors = tf.reshape(tf.cast(keep, tf.int32), [lanes, gates, batch, units // vector, vector])
     return tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])

@@ -19,14 +19,14 @@ from typing import NamedTuple
 from . import clusters
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .work import LINE, WARPS, Work, multiple, parts
+from .work import DTYPE_CODES, HALVES, LINE, WARPS, Work, multiple, parts
 
 TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
 TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of 8 sequences, of a thread block
 MOST_SLICES = 16  # of a batch: a launch each
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
-REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154}
+REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154, HALVES: 170}
 
 # us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's times, of its shapes and of wider, narrower and
 # deeper ones (tests/models/tilings_h100.json in the suite).
@@ -38,6 +38,11 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
+# Of tf32, whether kernels may read their products' factors as float16 (work.HALVES). Off: compilers and an emulator have had such
+# kernels, no GPU has, and what they save and cost is estimated.
+HALVES_ALLOWED = False
+HALVES_US = 0.4  # of a step, for the powers of two
+HALVES_STEPS = 2048  # at most: they bound a gradient by the number of steps
 
 
 class Tiling(NamedTuple):
@@ -106,7 +111,9 @@ class Tiling(NamedTuple):
         return self.column_warps * self.at_once
 
     def shared_bytes(self, work: Work) -> int:
-        return self.in_shared * self.k_warps * self.rows(work) * LINE + _partial_bytes(self.rows(work), self.chunk)
+        return self.in_shared * self.k_warps * self.rows(work) * LINE + _partial_bytes(
+            work, self.rows(work), self.chunk
+        )
 
     def streamed(self, work: Work) -> float:
         """The share of the weights that are read from memory at every step."""
@@ -135,7 +142,7 @@ class Tiling(NamedTuple):
             "streamed": streamed,
             "traffic": (operand + streamed) * self.grid(work) / 132,
             "shared": rows * kilobytes * min(self.in_shared, count) / count * self.column_warps,
-            "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3}[work.dtype_code],
+            "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3, HALVES: 0.5}[work.dtype_code],
             "point": self.points,
             "gathered": rows / 16 * tiles,
             "chunk": tiles / self.chunk,
@@ -195,9 +202,25 @@ def fits(work: Work, chip: Chip) -> bool:
     return None not in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True))
 
 
-def streamed(work: Work, chip: Chip) -> float:
+def halves_allowed(dtype_code: int) -> bool:
+    return HALVES_ALLOWED and dtype_code == DTYPE_CODES["tf32"]
+
+
+def by_halves(work: Work, time: int, chip: Chip) -> Work:
+    """The same of tf32 with factors of float16, where a step should take less time then."""
+    if not halves_allowed(work.dtype_code) or time > HALVES_STEPS or work.units % multiple(2):
+        return work
+    halves = work._replace(dtype_code=HALVES)
+    own, other = (best_tiling(each, chip) for each in (work, halves))
+    if other is None or (own and step_us(work, own, costs(chip)) <= step_us(halves, other, costs(chip)) + HALVES_US):
+        return work
+    return halves
+
+
+def streamed(work: Work, time: int, chip: Chip) -> float:
     """The share of the weights that are read from memory at every step, of the kernel of which it is larger."""
-    return max(fitting(each, chip).streamed(each) for each in (work, work._replace(backward=True)))
+    both = (by_halves(each, time, chip) for each in (work, work._replace(backward=True)))
+    return max(fitting(each, chip).streamed(each) for each in both)
 
 
 def fitting(work: Work, chip: Chip) -> Tiling | ClusterTiling:
@@ -261,7 +284,7 @@ def _placements(work: Work, chip: Chip, tiling: Tiling) -> Iterator[Tiling]:
         free -= row_tiles * kept if work.backward else 0
         # A sequence's end, and the gradient by an h that stands still.
         free -= chunked.points * (1 + work.backward) * work.lengths
-        left = chip.shared_bytes - _partial_bytes(16 * row_tiles, chunk)
+        left = chip.shared_bytes - _partial_bytes(work, 16 * row_tiles, chunk)
         in_shared = min(left // (tiling.k_warps * 16 * row_tiles * LINE), count)
         for prefetch_depth, streams in itertools.product((1, 2, 3, 4, 6, 8, 12), (False, True)):
             ring = prefetch_depth * (tiles * 4 + (0 if work.backward else kept) + (row_tiles * 8 if streams else 0))
@@ -277,8 +300,8 @@ def _count(work: Work, tiling: Tiling) -> int:
     return parts(blocks, tiling.split * tiling.k_warps)
 
 
-def _partial_bytes(rows: int, chunk: int) -> int:
-    return WARPS * chunk * 8 * (rows + 4) * 4
+def _partial_bytes(work: Work, rows: int, chunk: int) -> int:
+    return WARPS * chunk * 8 * (rows + 4) * 4 + 16 * (work.backward and work.dtype_code == HALVES)
 
 
 def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
@@ -295,7 +318,7 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
 def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     """An estimate of a whole stack both ways, `work.lanes` layers at a time, without what any division into lanes has; inf: it
     does not fit."""
-    works = [work._replace(backward=backward) for backward in (False, True)]
+    works = [by_halves(work._replace(backward=backward), time, chip) for backward in (False, True)]
     found = [best_tiling(of_pass, chip) for of_pass in works]
     if None in found:
         return float("inf")

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
+HALVES = 4  # that of tf32 whose products read float16 times powers of two
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 
@@ -13,7 +14,7 @@ class Work(NamedTuple):
     Attributes:
         lanes, batch: layers that advance together; sequences.
         units: of a layer, padded to `multiple`.
-        dtype_code: of DTYPE_CODES.
+        dtype_code: of DTYPE_CODES, or HALVES.
         backward: which of the two kernels.
         recurrent_dropout: whether gates see parts of h alone.
         lengths: whether sequences have lengths of their own.
@@ -32,7 +33,7 @@ class Work(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of a number in the products."""
-        return 2 if self.dtype_code in (1, 2) else 4
+        return 2 if self.dtype_code in (1, 2, HALVES) else 4
 
 
 def multiple(itemsize: int) -> int:

@@ -193,9 +193,11 @@ inline uint4 __ldg(const uint4* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
 inline uint4 __ldcg(const uint4* p) { return *p; }
+inline unsigned __ldcg(const unsigned* p) { return *p; }
 inline uint4 __ldcs(const uint4* p) { return *p; }
 inline float __expf(float x) { return expf(x); }
 inline unsigned atomicAdd(unsigned* p, unsigned x) { return std::exchange(*p, *p + x); }
+inline unsigned atomicMax(unsigned* p, unsigned x) { return std::exchange(*p, max(*p, x)); }
 inline void arrive(unsigned* counter) { ++*counter, ++emulator::arrivals; }
 inline unsigned look(const unsigned* counter) {
   emulator::give_way();
@@ -212,21 +214,22 @@ inline float wide(unsigned short x) {
   return y;
 #endif
 }
-#if DTYPE_CODE == 0 || DTYPE_CODE == 3
-inline float narrow(float x) { return x; }
-#else
-inline unsigned short narrow(float x) {
+inline unsigned short to_float16(float x) {
   unsigned short y;
-#if DTYPE_CODE == 2
-  unsigned z;
-  memcpy(&z, &x, 4);
-  y = (z + 0x7fff + (z >> 16 & 1)) >> 16;
-#else
   _Float16 h = x;
   memcpy(&y, &h, 2);
-#endif
   return y;
 }
+#if DTYPE_CODE == 1
+inline unsigned short narrow(float x) { return to_float16(x); }
+#elif DTYPE_CODE == 2
+inline unsigned short narrow(float x) {
+  unsigned z;
+  memcpy(&z, &x, 4);
+  return (z + 0x7fff + (z >> 16 & 1)) >> 16;
+}
+#else
+inline float narrow(float x) { return x; }
 #endif
 
 inline float power_of_2(float x) { return exp2f(x); }

@@ -1,6 +1,7 @@
 // What the kernels of an LSTM have in common: products of fragments on the tensor cores, activations, and what blocks of a
 // cluster do together. DTYPE_CODE, which the host defines, 0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16;
-// 3: float32, each product as three of tf32 (of the leading and the trailing halves), to a few units of float32's last place.
+// 3: float32, each product as three of tf32 (of the leading and the trailing halves), to a few units of float32's last place; 4: float32,
+// but the products' factors are float16, which has as many bits of a number as tf32, times powers of two that keep them in its range.
 //
 // Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
@@ -9,7 +10,9 @@
 
 #include "numbers.cuh"
 
-#if DTYPE_CODE == 1
+#define HALVES (DTYPE_CODE == 4)
+
+#if DTYPE_CODE == 1 || HALVES
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #elif DTYPE_CODE == 2
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -18,6 +21,13 @@
 #endif
 
 constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync
+
+#if HALVES
+// The power of two that brings what is `largest` at most, and not infinite, below 2^15; `undone`: its inverse.
+__device__ inline unsigned exponent(float largest) { return min(254u, max(27u, __float_as_uint(largest) >> 23)); }
+__device__ inline float power(float largest) { return __uint_as_float(268 - exponent(largest) << 23); }
+__device__ inline float undone(float largest) { return __uint_as_float(exponent(largest) - 14 << 23); }
+#endif
 
 struct Fragment {  // of 16 rows of A in one block of k: this lane's share of the upper and of the lower 8
   uint4 upper, lower;

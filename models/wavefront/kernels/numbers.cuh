@@ -1,14 +1,20 @@
-// The numbers that kernels read and write, 16 bytes at once. DTYPE_CODE, which the host defines: 0 and 3 float32, 1 float16,
+// The numbers that kernels read and write, 16 bytes at once. DTYPE_CODE, which the host defines: 0, 3 and 4 float32, 1 float16,
 // 2 bfloat16. (tests/models/cuda_emulator.h has the instructions for a CPU.)
 #pragma once
 
-#if DTYPE_CODE == 0 || DTYPE_CODE == 3
-using Number = float;
-#else
+#if DTYPE_CODE == 1 || DTYPE_CODE == 2
 using Number = unsigned short;
+#else
+using Number = float;
 #endif
 
-constexpr int VECTOR = 16 / sizeof(Number);  // numbers in 16 bytes
+#if DTYPE_CODE == 4
+using Factor = unsigned short;  // of products: float16
+#else
+using Factor = Number;
+#endif
+
+constexpr int VECTOR = 16 / sizeof(Factor);  // factors in 16 bytes
 
 #ifndef EMULATED
 __device__ inline unsigned char* shared_memory() {
@@ -31,17 +37,21 @@ __device__ inline float wide(unsigned short x) {
 #endif
 }
 
-__device__ inline Number narrow(float x) {
-#if DTYPE_CODE == 0 || DTYPE_CODE == 3
-  return x;
-#else
-  Number y;
-#if DTYPE_CODE == 1
+__device__ inline unsigned short to_float16(float x) {
+  unsigned short y;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#else
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#endif
   return y;
+}
+
+__device__ inline Number narrow(float x) {
+#if DTYPE_CODE == 1
+  return to_float16(x);
+#elif DTYPE_CODE == 2
+  Number y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+#else
+  return x;
 #endif
 }
 #endif

@@ -16,6 +16,7 @@
 // add up each other's sums through distributed shared memory; so each reads 1 / SPLIT of the other operand.
 //
 // Products and their operands are as in lstm.cuh. Rows of A are gates in the forward kernel and units in the backward kernel.
+// With HALVES what products read goes through a ring of two steps in float16, [2, lanes, batch, K], beside the float32 that stays.
 //
 // The host (Tiling.defines in models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
@@ -47,7 +48,7 @@ constexpr int SEGMENTS = LANES > 1 ? 2 : 1;
 constexpr int ROW_TILES = ROWS / 16, COLUMN_TILES = BATCH_TILE / 8 / COLUMN_WARPS;  // of a warp
 constexpr int UNIT_TILES = (UNITS + WIDTH - 1) / WIDTH * SPLIT;
 constexpr int GROUPS = (BATCH + BATCH_TILE - 1) / BATCH_TILE;
-constexpr size_t PLANE = (size_t)BATCH * UNITS, WORDS = PLANE / (16 / sizeof(Number));  // of a step; of a layer's masks
+constexpr size_t PLANE = (size_t)BATCH * UNITS, WORDS = PLANE / VECTOR;  // of a step; of a layer's masks
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int K_WARPS = WARPS / COLUMN_WARPS, TEAM = 32 * K_WARPS;  // warps and threads of the same sequences
 constexpr int STRIDE = SPLIT * K_WARPS;                // between the blocks of k of a warp
@@ -74,6 +75,9 @@ constexpr int AT_ONCE = at_once(), POINTS = 8 * COLUMN_TILES / AT_ONCE;  // POIN
 
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
 __device__ unsigned arrived[DIRECTIONS * GROUPS], left[DIRECTIONS * GROUPS];
+#if HALVES
+__device__ unsigned largest[3][DIRECTIONS * GROUPS];  // backward: of a group's numbers, as bits, of steps in turn
+#endif
 
 struct Place {  // of a thread block and a thread in the work
   int group, lane, rank, first_unit, first_of_group, warp, in_warp;  // rank: in its cluster; first_unit: of the cluster
@@ -206,9 +210,16 @@ __device__ inline uint4 masked(uint4 x, unsigned bits) {
 
 // Rows of B, one a sequence, `pitch` numbers apart: blocks below SEGMENT at `own`, the others at `neighbour`; null: zeros.
 struct Operand {
-  const Number *own, *neighbour;
+  const Factor *own, *neighbour;
   int pitch;
 };
+
+#if HALVES
+constexpr int RING_PITCH = BACKWARD ? GATES : SEGMENTS * UNITS;
+__device__ inline Factor* of_ring(Factor* ring, int step, int lane) {
+  return ring + ((step & 1) * LANES * DIRECTIONS + lane) * (size_t)BATCH * RING_PITCH;
+}
+#endif
 
 // This warp's share of A · B.
 __device__ inline void multiply(Sums& sums, const Weights& weights, const Operand& operand, const Masks& masks) {
@@ -219,7 +230,7 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
 
   auto load = [&](int slot, int index) {
     const int block = place.block(index);
-    const Number* source = block < SEGMENT ? operand.own : operand.neighbour;
+    const Factor* source = block < SEGMENT ? operand.own : operand.neighbour;
     const bool there = source && block < SEGMENTS * SEGMENT;
     const uint4* from = reinterpret_cast<const uint4*>(source + (block < SEGMENT ? block : block - SEGMENT) * BLOCK);
 #pragma unroll
@@ -357,10 +368,14 @@ __device__ inline void gather(const Sums& sums, float* shared, const Place& plac
 
 // -- the barrier of a group ----------------------------------------------------------------------------------------------
 
-// A block tells its group that what it wrote can be read; what it does until it waits costs nothing.
-__device__ inline void tell_group(const Place& place) {
+// A block tells its group that what it wrote can be read; what it does until it waits costs nothing. `first`: of one thread, before.
+template <typename First>
+__device__ inline void tell_group(const Place& place, First first) {
   __syncthreads();
-  if (threadIdx.x == 0) arrive(arrived + place.group);
+  if (threadIdx.x == 0) first(), arrive(arrived + place.group);
+}
+__device__ inline void tell_group(const Place& place) {
+  tell_group(place, [] {});
 }
 
 __device__ inline void wait_for_group(const Place& place, unsigned times) {
@@ -379,8 +394,16 @@ __device__ inline void leave(const Place& place) {
   if (atomicAdd(left + place.group, 1u) == LANES * UNIT_TILES - 1) {
     __threadfence();
     arrived[place.group] = 0, left[place.group] = 0;
+#if HALVES
+    for (int turn = 0; turn < 3; ++turn) largest[turn][place.group] = 0;
+#endif
   }
 }
+
+#if HALVES
+// The larger one of `most` and x without its sign; infinities and NaN are what they are in float16 too.
+__device__ inline float larger(float most, float x) { return fabsf(x) <= 3.402823466e38f ? fmaxf(most, fabsf(x)) : most; }
+#endif
 
 // -- the kernels ---------------------------------------------------------------------------------------------------------
 
@@ -388,11 +411,14 @@ __device__ inline void leave(const Place& place) {
 // Operands of the products: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
 // of every further lane its h before each step and, beside it, the output of the lane below at the step.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_forward(
-    const Number* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
+    const Factor* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
     const Number* __restrict__ projected,  // [time, batch, 4·LAYER_UNITS]: lane 0's input times its kernel
     const float* __restrict__ bias,        // [lanes, 4·units]
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
+#if HALVES
+    const float* __restrict__ scales,      // [1 + lanes]: what h is multiplied by; what a lane's sums are multiplied by
+#endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
 #endif
@@ -406,7 +432,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     Number* outputs,                       // [time, batch, units], of the last lane
     Number* h_end, float* c_end,           // [lanes, batch, units]
     float* gates,                          // [lanes, time, batch, 4·units], i f g o
-    float* cells) {                        // [lanes, time, batch, units], c after each step
+    float* cells                           // [lanes, time, batch, units], c after each step
+#if HALVES
+    , Factor* ring                         // of h and the output of the lane below
+#endif
+) {
   unsigned char* shared = shared_memory();
   Place place;
   const int lane = place.lane, unit = place.unit;
@@ -431,6 +461,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
   const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
+#if HALVES
+  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
+  const float h_scale = scales[0], undo = scales[1 + in_ring];
+#endif
   Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
   float bias_of[4], c[POINTS];
 #pragma unroll
@@ -443,6 +477,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     c[point] = c_0[lane * PLANE + at];
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
     operand[(size_t)place.sequence(point) * pitch + unit] = h;
+#if HALVES
+    of_ring(ring, 0, in_ring)[(size_t)place.sequence(point) * RING_PITCH + unit] = to_float16(h * h_scale);
+#endif
     if (!ends.last) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
 
@@ -480,13 +517,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (active) {
       Sums sums = {};
       const Number* now = operand + (size_t)time * BATCH * pitch;
+#if HALVES
+      const Factor* factors = of_ring(ring, time, in_ring);
+      multiply(sums, own_weights, {factors, lane ? factors + UNITS : nullptr, RING_PITCH}, masks);
+#else
       multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch}, masks);
+#endif
       gather(sums, partial, place, [&](int point, const auto& total) {
         const int sequence = place.sequence(point);
         float z[4];
 #pragma unroll
-        for (int gate = 0; gate < 4; ++gate)
+        for (int gate = 0; gate < 4; ++gate) {
+#if HALVES
+          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate]);
+#else
           z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
+#endif
+        }
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
         const float c_before = c[point];
         c[point] = f * c[point] + i * g;
@@ -505,6 +552,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
         else
           outputs[time * PLANE + at] = output;
+#if HALVES
+        const Factor factor = to_float16(h * h_scale);
+        if (time + 1 < ends.last) of_ring(ring, time + 1, in_ring)[(size_t)sequence * RING_PITCH + unit] = factor;
+        if (lane + 1 < LANES) of_ring(ring, time, in_ring + 1)[(size_t)sequence * RING_PITCH + UNITS + unit] = factor;
+#endif
       });
     }
     if (step < ends.last + LANES - 2) tell_group(place);
@@ -529,13 +581,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 
 #else
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_backward(
-    const Number* __restrict__ weights,    // [lanes, units, SEGMENTS·4·units]: recurrent | kernel of the lane above
+    const Factor* __restrict__ weights,    // [lanes, units, SEGMENTS·4·units]: recurrent | kernel of the lane above
     const float* __restrict__ gates,       // of the forward pass, like the next two
     const float* __restrict__ cells,
     const float* __restrict__ c_0,
     const Number* __restrict__ d_outputs,  // [time, batch, units]
     const Number* __restrict__ d_h_end,    // [lanes, batch, units]
     const float* __restrict__ d_c_end,
+#if HALVES
+    const float* __restrict__ scales,      // [4 + lanes], see `bound`; what a lane's sums are multiplied by, besides the step's
+#endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,
 #endif
@@ -547,7 +602,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
 #endif
     Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
-    float* d_bias) {                       // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
+    float* d_bias                          // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
+#if HALVES
+    , Factor* ring                         // of the gradients by the gates' sums
+#endif
+) {
   unsigned char* shared = shared_memory();
   Place place;
   const int lane = place.lane, unit = place.unit;
@@ -583,7 +642,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     if (const int end = ends.of[point]) c[point] = cells[((size_t)lane * TIME + end - 1) * PLANE + at];
   }
 
-  if (COLUMN_WARPS > 1) __syncthreads();  // the other teams' share of the weights
+#if HALVES
+  // The gradients by the gates' sums of a step differ by orders of magnitude from another's. Before a step they are known to be `bound` at
+  // most: by the largest of the last step's and of those by c, `most` here, and of what comes from outside (see `_bounds` in
+  // persistent.py). The power of two for that is the step's, of all blocks of the group.
+  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
+  const float from_outputs = scales[0], of_sums = scales[1], from_c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + in_ring];
+  auto bound = [&](float most) { return (fmaxf(most, from_c_end) + from_outputs + of_sums * most) * of_c; };
+  unsigned* of_block = reinterpret_cast<unsigned*>(partial + WARPS * CHUNK * 8 * PITCH);
+  if (threadIdx.x == 0) *of_block = 0;
+  float bounded = 0;  // what the last step's were at most
+#endif
+  if (COLUMN_WARPS > 1 || HALVES) __syncthreads();  // the other teams' share of the weights
 
   // One step more than forward: at time -1 stands the gradient by the initial h.
   for (int step = ends.last + LANES - 2; step >= -1; --step) {
@@ -603,17 +673,34 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
           if (time + 1 == ends.last) d_output[point] += wide(d_h_end[lane * PLANE + at]);
         }
     if (step < ends.last + LANES - 2) wait_for_group(place, ends.last + LANES - 2 - step);
+#if HALVES
+    const int turn = ends.last + LANES - 2 - step;  // from 0 on
+    const unsigned last_most = turn ? __ldcg(largest[(turn + 2) % 3] + place.group) : 0;
+    const float undo = undone(bounded);
+    float most = 0;
+#endif
 
     if (active) {
       Sums sums = {};
       const bool has_next = time + 1 < ends.last, has_above = lane + 1 < LANES && time >= 0;
+#if HALVES
+      multiply(sums, own_weights,
+               {has_next ? of_ring(ring, turn + 1, in_ring) : nullptr, has_above ? of_ring(ring, turn + 1, in_ring + 1) : nullptr,
+                GATES}, masks);
+      const float scale = power(bounded = bound(__uint_as_float(last_most)));
+#else
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
                 has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
+#endif
       gather(sums, partial, place, [&](int point, const auto& total) {
         const int sequence = place.sequence(point);
         const size_t at = (size_t)sequence * UNITS + unit;
         float d_h = total[0];
+#if HALVES
+        d_h = d_h * undo * undo_weights;
+        Factor* factors = of_ring(ring, turn, in_ring) + (size_t)sequence * GATES + unit;
+#endif
         if (LENGTHS) d_h += d_h_kept[point];
         if (time < 0) {
 #if LENGTHS
@@ -628,7 +715,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         if (ends.passed(point, time)) {
           d_h_kept[point] = d_h;
 #pragma unroll
-          for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
+          for (int gate = 0; gate < 4; ++gate) {
+            to[gate * UNITS] = 0;
+#if HALVES
+            factors[gate * UNITS] = 0;
+#endif
+          }
           return;
         }
         d_h_kept[point] = 0;
@@ -643,10 +735,30 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
         for (int gate = 0; gate < 4; ++gate) {
           to[gate * UNITS] = to_operand(d_gates[gate]);
           d_bias_of[gate] += d_gates[gate];
+#if HALVES
+          factors[gate * UNITS] = to_float16(d_gates[gate] * scale);
+          most = larger(most, d_gates[gate]);
+#endif
         }
+#if HALVES
+        most = larger(most, d_c[point]);
+#endif
       });
     }
+#if HALVES
+    if (step < 0) continue;
+    if (!active) bounded = bound(__uint_as_float(last_most));
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) most = fmaxf(most, from_lane(most, distance));
+    if (place.in_warp == 0) atomicMax(of_block, __float_as_uint(most));
+    tell_group(place, [&] {
+      atomicMax(largest[turn % 3] + place.group, *of_block);
+      *of_block = 0;
+      largest[(turn + 1) % 3][place.group] = 0;  // which all have read before they came here
+    });
+#else
     if (step >= 0) tell_group(place);
+#endif
   }
 #if LENGTHS
   if (unit >= 0)
