@@ -13,7 +13,8 @@ from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine, records
 from models import rows
-from models.wavefront import WavefrontLSTM, products, softmax, tune
+from models.wavefront import WavefrontLSTM, persistent, products, softmax, tiling, tune
+from models.wavefront.work import DTYPE_CODES, HALVES
 from tests import cases
 from tests.comparing import error
 
@@ -148,6 +149,48 @@ def test_recurrent_dropout_masks_and_directions_of_the_persistent_kernels_are_th
         assert np.abs(found[-1][0] - np.asarray(tf.cast(layer(x, mask=mask), "float32"))).max() > 1e-2, "no dropout"
     for given, expected in zip(found[1], found[0], strict=True):
         assert error(given, expected) < limit
+
+
+@pytest.mark.parametrize(("masked", "last"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20), (1024, 1, 128)])
+def test_products_of_float16_in_the_kernels_err_as_tf32_does(
+    gpu_runtime, monkeypatch, units, layers, batch, masked, last
+):
+    """last: of the gradients from above that of the last step alone, so that they vanish on their way back."""
+    time = 25
+    x = np.random.default_rng(0).normal(size=(batch, time, 30)).astype("float32")
+    mask = np.arange(time) < 1 + np.arange(batch)[:, np.newaxis] % time if masked else None
+    options = dict(return_sequences=not last, dtype="float32")
+    kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
+    for layer in kinds:
+        layer.build(x.shape)
+    kinds[1].set_canonical(kinds[0].get_canonical())
+    codes, launch = [], persistent._launch
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: codes.append(work.dtype_code) or launch(work, *rest))
+    monkeypatch.setattr(tiling, "HALVES_US", -1e9)
+
+    def run(layer):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.square(outputs := layer(x, mask=mask)))
+            sources = [x, *(variable.value for variable in layer.trainable_variables)]
+            return [outputs, *tape.gradient(loss, sources)]
+
+        return [np.float64(y) for y in step(tf.constant(x))]
+
+    cases.execute_in("fp32")
+    expected = run(kinds[0])
+    cases.execute_in("tf32")
+    errors = {}
+    for allowed, code in ((False, DTYPE_CODES["tf32"]), (True, HALVES)):
+        codes.clear()
+        monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", allowed)
+        errors[allowed] = [error(*pair) for pair in zip(run(kinds[1]), expected, strict=True)]
+        assert set(codes) == {code}
+    for halves, plain in zip(errors[True], errors[False], strict=True):
+        assert halves < 1.2 * plain + 1e-5 and plain < 5e-3
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])

@@ -115,7 +115,7 @@ def _advice(found: Mapping[str, Sequence[Mapping]], device: str) -> str:
     fails = [record["row"] for record in rows if ran(record) == ERROR]
     raises = f"; {_listed(fails)} {'raises' if len(fails) == 1 else 'raise'} an error" if fails else ""
     if device == "gpu":
-        lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record) and ratio > 1}
+        lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record) and ratio > _noise(rows)[1]}
         if not lost:
             return f"Nothing that lost cuDNN made a training step longer than the default's on this GPU{raises}."
         slowest = max(lost, key=lost.get)
@@ -152,7 +152,7 @@ def _costs(
         right.insert(4, True)
     spec = {"mode": mode, "columns": [["ms", "step_ms", "median_range"]]}
     said = [f"{plain(note[:1].upper() + note[1:])}." for note in shared]
-    below = said + foot(layout, spec, present, rows, brief=False) + _noise(rows) if present else []
+    below = said + foot(layout, spec, present, rows, brief=False) + _noise_in_words(rows) if present else []
     absent = [record for record in rows if record not in present]
     return Table(
         f"{TITLES[mode]}: {where}",
@@ -163,16 +163,32 @@ def _costs(
     )
 
 
-def _noise(rows: Sequence[Mapping]) -> list[str]:
-    """How far ratios lie apart that should be 1, of rows that the profile cannot tell from the default."""
+def _same(rows: Sequence[Mapping]) -> dict[str, float]:
+    """Times as long as the default's, of rows that the profile cannot tell from it; {} of fewer than two, which tell little."""
     base = _default(rows)
-    same = {record["row"]: ratio for record in rows
-            if record is not base and (ratio := against(record, rows)) and _work(record) == _work(base)}  # fmt: skip
-    if len(same) < 2:
+    same = {record["row"]: ratio for record in rows if record is not base and (ratio := against(record, rows))
+            and ran(record) == ran(base) and _work(record) == _work(base)}  # fmt: skip
+    return same if len(same) > 1 else {}
+
+
+def _noise(rows: Sequence[Mapping]) -> tuple[float, float]:
+    """How far ratios lie apart that should be 1."""
+    same = _same(rows).values()
+    return min(*same, 1.0, 1.0), max(*same, 1.0, 1.0)
+
+
+def _noise_in_words(rows: Sequence[Mapping]) -> list[str]:
+    if not (same := _same(rows)):
         return []
-    apart = f"{min(*same.values(), 1.0):.2f} to {max(*same.values(), 1.0):.2f}"
-    did = "launched the default's own kernels, as often," if _work(base)[1] else "ran as many ops as the default"
-    return [f"{_listed(same)} {did} and took {apart} times as long: read nothing into a ratio in between."]
+    least, most = _noise(rows)
+    did = (
+        "launched the default's own kernels, as often,"
+        if _work(_default(rows))[1]
+        else "ran as many ops as the default"
+    )
+    return [
+        f"{_listed(same)} {did} and took {least:.2f} to {most:.2f} times as long: read nothing into a ratio in between."
+    ]
 
 
 def _work(record: Mapping) -> tuple[int, set[str]]:
@@ -195,6 +211,7 @@ def _line(layout: Mapping, record: Mapping, rows: Sequence[Mapping], notes: Note
         *figures,
         NONE if ratio is None else times_as_fast(_default(rows), record, ratio, "step_ms"),
         plain(about.get("error", "")) or NONE,
-        ours(layout["options"]["instead"].get(record["row"], "") if ratio is None or ratio > 1 else "") or NONE,
+        ours(layout["options"]["instead"].get(record["row"], "") if ratio is None or ratio > _noise(rows)[1] else "")
+        or NONE,
         NONE if raised else verdict(record, notes),
     ]

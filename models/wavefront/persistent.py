@@ -28,13 +28,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from . import nvrtc, schedule, tracing
+from . import halves, nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
 from .products import over_rows, product
 from .stack import LayerWeights, reversed_steps
-from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, halves_allowed, layers_together
-from .work import DTYPE_CODES, HALVES, WARPS, Work, padded_units, parts
+from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together
+from .work import DTYPE_CODES, HALVES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
 
@@ -352,7 +352,7 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
     options = _options(work, keep, lengths)
     if work.dtype_code == HALVES:
         largest, _ = _sizes(recurrent, links, [1, 0])
-        (scale, undone), (h_scale, h_undone) = _powers(largest), _powers(tf.maximum(1.0, _largest(h)))
+        (scale, undone), (h_scale, h_undone) = halves.powers(largest), halves.powers(tf.maximum(1.0, halves.largest(h)))
         scales = tf.concat([[h_scale], h_undone * undone], 0)
         operands = [_float16(weights, scale), projected, bias, h, c, scales, *options]
         results.append(tf.TensorSpec([2, lanes, batch, weights.shape[-1]], tf.float16))
@@ -407,7 +407,7 @@ def _backward(
     options = _options(work, keep, lengths)
     if work.dtype_code == HALVES:
         largest, sums = _sizes(recurrent, links, [0, 1])
-        scale, undone = _powers(largest)
+        scale, undone = halves.powers(largest)
         bounds = _bounds(sums, time, c, d_outputs, d_h_end, d_c_end)
         operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end]
         operands += [tf.concat([bounds, undone], 0), *options]
@@ -484,7 +484,7 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
 
 
 def _float16(weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """weights [lanes, …] times a lane's scale, with tf32's bits of a number."""
+    """weights [lanes, …] times a lane's scale."""
     return tf.cast(weights * scale[:, tf.newaxis, tf.newaxis], tf.float16)
 
 
@@ -493,28 +493,11 @@ def _sizes(recurrent: tf.Tensor, links: tf.Tensor, shift: Sequence[int]) -> tupl
 
     shift: lanes before and behind that have no link.
     """
-    largest, sums = _largest(recurrent, -1), _sum(recurrent)
+    largest, sums = halves.largest(recurrent, -1), halves.total(recurrent, -1)
     if links.shape[0]:
-        largest = tf.maximum(largest, tf.pad(_largest(links, -1), [shift, [0, 0]]))
-        sums += tf.pad(_sum(links), [shift, [0, 0]])
+        largest = tf.maximum(largest, tf.pad(halves.largest(links, -1), [shift, [0, 0]]))
+        sums += tf.pad(halves.total(links, -1), [shift, [0, 0]])
     return tf.reduce_max(largest, 1), tf.reduce_max(sums)
-
-
-def _largest(x: tf.Tensor, axis: int | None = None) -> tf.Tensor:
-    """Without sign, of finite numbers: what is not finite is that in float16 too."""
-    return tf.reduce_max(tf.where(tf.math.is_finite(x), tf.abs(x), 0.0), axis)
-
-
-def _sum(x: tf.Tensor) -> tf.Tensor:
-    """Likewise, over the last axis."""
-    return tf.reduce_sum(tf.where(tf.math.is_finite(x), tf.abs(x), 0.0), -1)
-
-
-def _powers(largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The power of two that brings a number to 2^14 or more, below 2^15 (from 2^-60 on); and its inverse."""
-    exponent = tf.clip_by_value(tf.bitwise.right_shift(tf.bitcast(largest, tf.int32), 23), 67, 254)
-    scale, undone = (tf.bitwise.left_shift(x, 23) for x in (268 - exponent, exponent - 14))
-    return tf.bitcast(scale, tf.float32), tf.bitcast(undone, tf.float32)
 
 
 def _bounds(sums: tf.Tensor, time: int, c, d_outputs, d_h_end, d_c_end) -> tf.Tensor:
@@ -525,9 +508,9 @@ def _bounds(sums: tf.Tensor, time: int, c, d_outputs, d_h_end, d_c_end) -> tf.Te
         by c           max(M, d_c_end) + that
         by a gate's    as by c, or a quarter of that times c before: c0 and one a step at most
     """
-    from_outputs = _largest(d_outputs) + _largest(d_h_end)
-    of_c = tf.maximum(1.0, (_largest(c) + time) / 4)
-    return tf.stack([from_outputs, sums, _largest(d_c_end), of_c])
+    from_outputs = halves.largest(d_outputs) + halves.largest(d_h_end)
+    of_c = tf.maximum(1.0, (halves.largest(c) + time) / 4)
+    return tf.stack([from_outputs, sums, halves.largest(d_c_end), of_c])
 
 
 def _options(work: Work, keep: tf.Tensor | None, lengths: tf.Tensor | None) -> list[tf.Tensor]:

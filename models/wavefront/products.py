@@ -45,7 +45,7 @@ def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: 
     if not _by_cublas(a, b, of_a, of_b):
         return tf.matmul(a, b, transpose_a, transpose_b)
     inner, rows, columns = a.shape[of_a], a.shape[-3 - of_a], b.shape[-3 - of_b]
-    whole = 4 if _tf32() else 8  # numbers of 16 bytes, of bfloat16 where there are parts
+    whole = 4 if tf32() else 8  # numbers of 16 bytes, of bfloat16 where there are parts
     if -1 in (of_a, of_b):
         a, b = _with_zeros(a, of_a, -inner % whole), _with_zeros(b, of_b, -inner % whole)
     if of_a == -2:
@@ -60,7 +60,7 @@ def over_rows(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
 
     The xs are side by side in one product where that is transposed: transposing writes them once more anyway.
     """
-    if len(xs) > 1 and _tf32():
+    if len(xs) > 1 and tf32():
         together = tf.concat(xs, -1)
         if _by_cublas(together, y, -2, -2) and _transposes(together, y, -2, -2):
             return tf.split(product(together, y, transpose_a=True), [x.shape[-1] for x in xs], -2)
@@ -72,12 +72,12 @@ def _by_cublas(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
     known = a.shape.is_fully_defined() and b.shape.is_fully_defined()
     if a.dtype != tf.float32 or not known or _small(a, b, of_a, of_b) or not tracing.compiled_for("GPU"):
         return False
-    return not tracing.in_forward_mode(a, b) and (_tf32() or in_parts())
+    return not tracing.in_forward_mode(a, b) and (tf32() or in_parts())
 
 
 def in_parts() -> bool:
     """Whether products of float32 are sums of products of bfloat16: without TensorFloat-32, on a GPU that is fast with those."""
-    if _tf32() or not tracing.on("GPU"):
+    if tf32() or not tracing.on("GPU"):
         return False
     try:
         return nvrtc.chip().capability >= 80
@@ -91,7 +91,8 @@ def notes(dtype: str) -> list[str]:
     return ["products of float32 are sums of products of their parts, on tensor cores"] if told else []
 
 
-def _tf32() -> bool:
+def tf32() -> bool:
+    """Whether products of float32 are by TensorFloat-32."""
     return tf.config.experimental.tensor_float_32_execution_enabled()
 
 
@@ -110,7 +111,7 @@ def _contracted(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
             by_b = (x, upstream, free_a, -2) if of_b == -2 else (upstream, x, -2, free_a)
             return _contracted(*by_a), _contracted(*by_b)
 
-        return (_by_tf32 if _tf32() else _by_parts)(a, b, of_a, of_b), gradient
+        return (_by_tf32 if tf32() else _by_parts)(a, b, of_a, of_b), gradient
 
     return run(a, b)
 
@@ -127,10 +128,10 @@ def _small(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
 def _by_tf32(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
     """`_contracted` by TensorFloat-32."""
     if not _transposes(a, b, of_a, of_b):
-        return _dot(a, b, of_a, of_b)
+        return dot(a, b, of_a, of_b)
     if a.shape[-1] <= b.shape[-1]:
-        return _dot(_transposed(a), b, -1, of_b)
-    return _dot(a, _transposed(b), of_a, -1)
+        return dot(_transposed(a), b, -1, of_b)
+    return dot(a, _transposed(b), of_a, -1)
 
 
 def _transposes(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> bool:
@@ -169,14 +170,14 @@ def _by_parts(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
         # A large result is written once, by one product: the leading part comes last, so that it is accumulated alone.
         pairs = [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]
         all_a, all_b = tf.concat([parts_a[k] for k, _ in pairs], of_a), tf.concat([parts_b[k] for _, k in pairs], of_b)
-        return _dot(all_a, all_b, of_a, of_b)
+        return dot(all_a, all_b, of_a, of_b)
     # Otherwise each part of the larger operand is read once, but for the leading one.
     found = []
     for k, others in enumerate(([1, 2], [0, 1], [0])):
         if size_a >= size_b:
-            sums, axis = _dot(parts_a[k], tf.concat([parts_b[j] for j in others], free_b), of_a, of_b), -1
+            sums, axis = dot(parts_a[k], tf.concat([parts_b[j] for j in others], free_b), of_a, of_b), -1
         else:
-            sums, axis = _dot(tf.concat([parts_a[j] for j in others], free_a), parts_b[k], of_a, of_b), -2
+            sums, axis = dot(tf.concat([parts_a[j] for j in others], free_a), parts_b[k], of_a, of_b), -2
         found += tf.split(sums, len(others), axis)
     smallest = found[1] + found[3] + found[4]
     return smallest + (found[0] + found[2]) + _in_pieces(parts_a[0], parts_b[0], of_a, of_b)
@@ -196,15 +197,15 @@ def _parts(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
-    """`_dot` whose inner axis tensor cores accumulate LONGEST numbers at a time at most; the rest is added up in float32."""
+    """`dot` whose inner axis tensor cores accumulate LONGEST numbers at a time at most; the rest is added up in float32."""
     inner = a.shape[of_a]
     pieces = work.parts(inner, LONGEST)
     if pieces == 1:
-        return _dot(a, b, of_a, of_b)
+        return dot(a, b, of_a, of_b)
     length = 8 * work.parts(inner, 8 * pieces)  # whole 16 bytes
     a, b = _divided(a, of_a, pieces, length), _divided(b, of_b, pieces, length)
     groups = [(a[..., k : k + AT_ONCE, :, :], b[..., k : k + AT_ONCE, :, :]) for k in range(0, pieces, AT_ONCE)]
-    return tf.add_n([tf.reduce_sum(_dot(*group, of_a, of_b), -3) for group in groups])
+    return tf.add_n([tf.reduce_sum(dot(*group, of_a, of_b), -3) for group in groups])
 
 
 def _divided(x: tf.Tensor, axis: int, pieces: int, length: int) -> tf.Tensor:
@@ -216,8 +217,8 @@ def _divided(x: tf.Tensor, axis: int, pieces: int, length: int) -> tf.Tensor:
     return tf.transpose(x, [*range(x.shape.rank - 3), x.shape.rank - 2, x.shape.rank - 3, x.shape.rank - 1])
 
 
-def _dot(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
-    """`_contracted` by a kernel of cuBLAS, of float32 by TensorFloat-32; float32."""
+def dot(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
+    """`_contracted` by a kernel of cuBLAS under XLA, of float32 by TensorFloat-32, or of 16 bits; float32."""
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla import xla_data_pb2
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from . import nvrtc
+from . import halves, nvrtc, products
 from .nvrtc import Chip
-from .work import DTYPE_CODES
+from .work import DTYPE_CODES, HALVES, halves_allowed
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16
@@ -74,6 +74,11 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
     return launch is not None and launch.threads >= FEW_THREADS
 
 
+def takes_halves(features: int, dtype: tf.DType) -> bool:
+    """Whether `scaled_loss_by_halves` is the way of a dense layer with so many features."""
+    return dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"]) and features % 8 == 0
+
+
 def scaled_loss(
     logits: tf.Tensor, bias: tf.Tensor, targets: tf.Tensor, vocabulary: int, scale: float | tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -108,7 +113,8 @@ def scaled_loss(
 
     @tf.custom_gradient
     def run(logits, bias):
-        losses, d_logits, d_bias = _launch(logits, bias, targets, scale, vocabulary)
+        code = DTYPE_CODES[logits.dtype.name]
+        losses, d_logits, d_bias = _launch(logits, bias, targets, tf.reshape(scale, [1]), vocabulary, code)
 
         def gradient(upstream, _):
             return tf.cast(upstream * tf.cast(d_logits, tf.float32), logits.dtype), upstream * d_bias
@@ -119,8 +125,42 @@ def scaled_loss(
     return total, tf.stop_gradient(losses)
 
 
+def scaled_loss_by_halves(
+    x: tf.Tensor,
+    kernel: tf.Tensor,
+    bias: tf.Tensor,
+    targets: tf.Tensor,
+    vocabulary: int,
+    scale: float | tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`scaled_loss` of the logits x · kernel, whose product and the two of its gradient are of float16 (halves.py).
+
+    The gradient by the logits is that of a single loss there, which is 1 at most, and `scale` comes after the products.
+
+    Args:
+        x, kernel: [rows, features] and [features, words] float32; features a multiple of 8.
+    """
+    scale = tf.convert_to_tensor(scale, tf.float32)
+
+    @tf.custom_gradient
+    def run(x, kernel, bias):
+        (x, of_x), (kernel, of_kernel) = halves.scaled(x), halves.scaled(kernel)
+        logits, scales = products.dot(x, kernel, -1, -2), tf.stack([halves.RANGE, of_x * of_kernel])
+        losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, HALVES)
+
+        def gradient(upstream, _):
+            by = upstream * scale / halves.RANGE
+            d_x, d_kernel = products.dot(d_logits, kernel, -1, -1), products.dot(x, d_logits, -2, -2)
+            return d_x * (by * of_kernel), d_kernel * (by * of_x), d_bias * by
+
+        return (scale * tf.reduce_sum(losses), losses), gradient
+
+    total, losses = run(x, kernel, bias)
+    return total, tf.stop_gradient(losses)
+
+
 @tf.function(jit_compile=True, autograph=False)
-def _launch(logits, bias, targets, scale, vocabulary: int):
+def _launch(logits, bias, targets, scales, vocabulary: int, dtype_code: int):
     chip, (rows, columns) = nvrtc.chip(), logits.shape
     launch = launch_configuration(rows, columns, logits.dtype.size, chip)
     if launch is None or chip.capability < 80:
@@ -130,16 +170,16 @@ def _launch(logits, bias, targets, scale, vocabulary: int):
             "SoftmaxHead(fused=False)"
         )
     defines = {
-        "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "DTYPE_CODE": DTYPE_CODES[logits.dtype.name],
+        "ROWS": rows, "COLUMNS": columns, "WORDS": vocabulary, "DTYPE_CODE": dtype_code,
         "GRID": launch.grid, "THREADS": launch.threads, "BLOCKS": launch.blocks,
     }  # fmt: skip
     code = nvrtc.ptx(SOURCE.read_text(), tuple(defines.items()), chip.capability)
     results = [
         tf.TensorSpec([rows], tf.float32),
-        tf.TensorSpec([rows, columns], logits.dtype),
+        tf.TensorSpec([rows, columns], tf.float16 if dtype_code == HALVES else logits.dtype),
         tf.TensorSpec([launch.grid, columns], tf.float32),
     ]
-    operands = [logits, bias, targets, tf.reshape(scale, [1])]
+    operands = [logits, bias, targets, scales]
     losses, d_logits, d_bias = nvrtc.launch(
         KERNEL, code, operands, results, launch.grid, launch.threads, launch.shared_bytes
     )

@@ -152,14 +152,21 @@ class SoftmaxHead(keras.layers.Layer):
             scale: of each loss. With float16 the gradients by the logits are stored times it: a loss scale belongs in here.
         """
         kernel, bias = padded(self.kernel.value, self.bias.value)
-        logits, words = self._product(inputs, kernel), tf.reshape(targets, [-1])
-        total, losses = softmax.scaled_loss(logits, tf.cast(bias, tf.float32), words, self.vocabulary, scale)
+        of_words = tf.cast(bias, tf.float32), tf.reshape(targets, [-1]), self.vocabulary, scale
+        if softmax.takes_halves(kernel.shape[0], tf.as_dtype(self.compute_dtype)):
+            total, losses = softmax.scaled_loss_by_halves(self._flat(inputs), kernel, *of_words)
+        else:
+            total, losses = softmax.scaled_loss(self._product(inputs, kernel), *of_words)
         return total, tf.reshape(losses, targets.shape)
 
     def _product(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """[rows, padded vocabulary], in the compute dtype."""
-        flat = tf.reshape(tf.cast(inputs, self.compute_dtype), [-1, inputs.shape[-1]])
+        flat = self._flat(inputs)
         return product(flat, tf.cast(kernel, flat.dtype))
+
+    def _flat(self, inputs: tf.Tensor) -> tf.Tensor:
+        """[rows, features], in the compute dtype."""
+        return tf.reshape(tf.cast(inputs, self.compute_dtype), [-1, inputs.shape[-1]])
 
 
 def _check_targets(targets, inputs) -> None:

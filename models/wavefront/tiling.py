@@ -19,7 +19,7 @@ from typing import NamedTuple
 from . import clusters
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .work import DTYPE_CODES, HALVES, LINE, WARPS, Work, multiple, parts
+from .work import HALVES, LINE, WARPS, Work, halves_allowed, multiple, parts
 
 TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
@@ -38,10 +38,7 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
-# Of tf32, whether kernels may read their products' factors as float16 (work.HALVES). Off: compilers and an emulator have had such
-# kernels, no GPU has, and what they save and cost is estimated.
-HALVES_ALLOWED = False
-HALVES_US = 0.4  # of a step, for the powers of two
+HALVES_US = 0.4  # of a step with work.HALVES, for the powers of two: an estimate
 HALVES_STEPS = 2048  # at most: they bound a gradient by the number of steps
 
 
@@ -200,10 +197,6 @@ def costs(chip: Chip) -> Mapping[str, float]:
 def fits(work: Work, chip: Chip) -> bool:
     """Whether there is a tiling of both kernels' work."""
     return None not in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True))
-
-
-def halves_allowed(dtype_code: int) -> bool:
-    return HALVES_ALLOWED and dtype_code == DTYPE_CODES["tf32"]
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:

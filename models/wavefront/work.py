@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
-HALVES = 4  # that of tf32 whose products read float16 times powers of two
+HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
+# Off: compilers and an emulator have had such kernels, no GPU has, and what they save and cost is estimated.
+HALVES_ALLOWED = False
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 
@@ -34,6 +36,10 @@ class Work(NamedTuple):
     def itemsize(self) -> int:
         """Bytes of a number in the products."""
         return 2 if self.dtype_code in (1, 2, HALVES) else 4
+
+
+def halves_allowed(dtype_code: int) -> bool:
+    return HALVES_ALLOWED and dtype_code == DTYPE_CODES["tf32"]
 
 
 def multiple(itemsize: int) -> int:

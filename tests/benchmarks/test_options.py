@@ -193,6 +193,10 @@ def test_rows_of_the_defaults_own_kernels_say_how_far_a_ratio_may_lie_from_1():
     below = [line for table in report.tables(LAYOUT, rows, Notes())[1:] for line in table.foot]
     said = "launched the default's own kernels, as often, and took 0.75 to 1.25 times as long"
     assert [line for line in below if said in line and line.startswith("`same` and `same_too`")]
+    for ms, advised in ((1.2, False), (1.3, True)):
+        first, training = report.tables(LAYOUT, [*rows, made("recurrent_dropout", "XLA", ms)], Notes())
+        line = next(line for line in training.lines if line[0].startswith("recurrent"))
+        assert advised == ("`recurrent_dropout`" in first.foot[0]) == ("WavefrontLSTM" in line)
 
 
 # --- an error's first line ----------------------------------------------------------------------------------------------

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.wavefront import nvrtc, persistent, tiling
+from models.wavefront import nvrtc, persistent, products, softmax, tiling
+from models.wavefront.halves import largest, powers
 from models.wavefront.persistent import persistent_bidirectional_stack, persistent_stack
+from models.wavefront.softmax_loss import padded
 from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
 from models.wavefront.tiling import best_tiling, by_halves
 from models.wavefront.work import DTYPE_CODES, HALVES, Work, padded_units
 from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
+
+ALLOWED = "models.wavefront.work.HALVES_ALLOWED"
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +25,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def halves(monkeypatch):
-    monkeypatch.setattr(tiling, "HALVES_ALLOWED", True)
+def taken(monkeypatch):
+    monkeypatch.setattr(ALLOWED, True)
     monkeypatch.setattr(tiling, "HALVES_US", -1e9)
 
 
@@ -37,7 +41,7 @@ def in_both(monkeypatch, folder):
         )
         monkeypatch.setattr(tiling, "HALVES_US", -1e9)
         for allowed in (True, False):
-            monkeypatch.setattr(tiling, "HALVES_ALLOWED", allowed)
+            monkeypatch.setattr(ALLOWED, allowed)
             with emulated(monkeypatch, folder):
                 found.append(function())
             assert set(codes) == {HALVES if allowed else DTYPE_CODES["tf32"]}
@@ -127,7 +131,7 @@ def test_errors_are_tf32s_whatever_the_numbers_sizes_are(in_both, sizes):
 
 @needs_compiler
 def test_gradients_that_vanish_on_their_way_back_are_as_precise_at_every_step(in_both):
-    """By 12 orders of magnitude over 60 steps: one power of two for all of them would lose the first ones."""
+    """By five orders of magnitude and more over 60 steps."""
     sizes = dict(layers=1, time=60, weights=0.05, upstream=1e-10, last=True)
     expected = stack_of(lstm_stack, "float64", **sizes)[3]
     assert np.abs(expected[0]).max() < 1e-5 * np.abs(expected[-1]).max()
@@ -162,12 +166,12 @@ def test_what_is_not_finite_stays_in_its_sequence(in_both, poison):
 
 def test_powers_of_two_bring_every_number_into_float16s_range():
     numbers = np.float32([1e-30, 2.0**-60, 1e-5, 1.0, 1.5, 2.0, 1e4, 3.4e38])
-    scale, undone = (x.numpy() for x in persistent._powers(tf.constant(numbers)))
+    scale, undone = (x.numpy() for x in powers(tf.constant(numbers)))
     np.testing.assert_array_equal(scale * undone, 1)
     np.testing.assert_array_equal(np.frexp(scale)[0], 0.5)
     scaled = np.float64(numbers) * scale
     assert (scaled < 2**15).all() and (scaled[1:] >= 2**14).all()
-    assert float(persistent._largest(tf.constant([-3.0, np.inf, np.nan, 2.0]))) == 3
+    assert float(largest(tf.constant([-3.0, np.inf, np.nan, 2.0]))) == 3
 
 
 # -- where they are taken ----------------------------------------------------------------------------------------------------
@@ -181,7 +185,7 @@ def works():
 
 def test_they_are_off_and_of_tf32_alone_where_they_are_on(monkeypatch):
     assert all(by_halves(work, time, H200) is work for work, time in works())
-    monkeypatch.setattr(tiling, "HALVES_ALLOWED", True)
+    monkeypatch.setattr(ALLOWED, True)
     large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False)
     assert by_halves(large, 35, H200) == large._replace(dtype_code=HALVES)
     for other in (large._replace(dtype_code=code) for code in (*DTYPE_CODES.values(), HALVES) if code):
@@ -191,7 +195,7 @@ def test_they_are_off_and_of_tf32_alone_where_they_are_on(monkeypatch):
 
 
 def test_they_are_taken_where_a_step_should_take_less_time(monkeypatch):
-    monkeypatch.setattr(tiling, "HALVES_ALLOWED", True)
+    monkeypatch.setattr(ALLOWED, True)
     taken = set()
     for work, time in works():
         if best_tiling(work, H200) is None:
@@ -204,13 +208,14 @@ def test_they_are_taken_where_a_step_should_take_less_time(monkeypatch):
     assert taken == {True, False}
 
 
-def test_units_are_padded_for_them_where_they_may_be_taken(monkeypatch, halves):
+@pytest.mark.usefixtures("taken")
+def test_units_are_padded_for_them_where_they_may_be_taken(monkeypatch):
     monkeypatch.setattr(nvrtc, "chip", lambda: H200)
-    for tf32, padded in ((True, 672), (False, 656)):
+    for tf32, units in ((True, 672), (False, 656)):
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
         layer = LayerWeights(None, tf.TensorSpec([650, 2600]), None)
         work, _ = persistent.planned(tf.TensorSpec([35, 20, 650]), [layer], False, False, False)
-        assert work.units == padded
+        assert work.units == units
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"sm_{chip.capability}")
@@ -228,3 +233,79 @@ def test_kernels_of_the_published_shapes_compile(chip):
         assert "f32.f16.f16.f32" in code and "tf32" not in code and f".target sm_{chip.capability}" in code
         compiled += 1
     assert compiled > 3
+
+
+# -- the softmax and the products around it ----------------------------------------------------------------------------------
+
+
+def losses_and_gradients(dtype, size_of_x, size_of_kernel, scale, targets, head):
+    """Of 21 words of 130, 24 features: losses, and gradients of scale · their sum by x, kernel and bias."""
+    rng = np.random.default_rng(5)
+    x = tf.constant(rng.normal(size=[21, 24]) * size_of_x, dtype)
+    kernel, bias = padded(
+        tf.constant(rng.normal(size=[24, 130]) * size_of_kernel, dtype), tf.constant(rng.normal(size=130), dtype)
+    )
+    with tf.GradientTape() as tape:
+        tape.watch([x, kernel, bias])
+        total, losses = head(x, kernel, bias, targets, scale)
+    return [np.float64(y) for y in (losses, *tape.gradient(total, [x, kernel, bias], tf.constant(2.0, dtype)))]
+
+
+def in_float64(x, kernel, bias, targets, scale):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, x @ kernel + bias)
+    return scale * tf.reduce_sum(losses), losses
+
+
+@pytest.fixture
+def by_float16(monkeypatch, folder):
+    """softmax.scaled_loss_by_halves, its kernel on the emulator and its products in NumPy."""
+
+    def dot(a, b, of_a, of_b):
+        assert a.dtype == b.dtype == tf.float16
+        return tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_a=of_a == -2, transpose_b=of_b == -1)
+
+    monkeypatch.setattr(products, "dot", dot)
+    with emulated(monkeypatch, folder):
+        yield lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_halves(
+            x, kernel, bias, targets, 130, scale
+        )
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("of_x", "of_kernel", "scale"), [(1.0, 0.3, 1 / 21), (1e-4, 3e3, 1e-12), (1e6, 3e-7, 1e12), (1e-6, 1e-6, 1.0)]
+)
+def test_softmax_and_its_products_err_as_tf32_does(by_float16, of_x, of_kernel, scale):
+    targets = tf.constant(np.random.default_rng(6).integers(0, 130, 21), tf.int64)
+    given = of_x, of_kernel, scale, targets
+    expected = losses_and_gradients("float64", *given, in_float64)
+    found = losses_and_gradients("float32", *given, by_float16)
+    assert 1e-8 < worst(found, expected) < 2e-3
+
+
+@needs_compiler
+def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_rows(by_float16):
+    targets = tf.constant([130, *range(20)], tf.int64)
+    losses, d_x, d_kernel, d_bias = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, by_float16)
+    assert np.isnan(losses).tolist() == [True] + [False] * 20
+    assert not d_x[0].any() and d_x[1:].any(1).all() and np.isfinite(d_kernel).all() and np.isfinite(d_bias).all()
+
+    def with_infinity(x, *rest):
+        return by_float16(tf.tensor_scatter_nd_update(x, [[3, 7]], [np.inf]), *rest)
+
+    targets = tf.constant(range(21), tf.int64)
+    losses, d_x, *_ = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, with_infinity)
+    assert np.isfinite(losses).tolist() == np.isfinite(d_x).all(1).tolist() == [k != 3 for k in range(21)]
+
+
+@pytest.mark.usefixtures("taken")
+def test_the_head_takes_them_by_tf32_of_whole_16_bytes_alone(monkeypatch):
+    given = {"features": 24, "dtype": tf.float32}
+    for tf32 in (True, False):
+        monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
+        assert softmax.takes_halves(**given) == tf32
+        assert not softmax.takes_halves(**given | {"features": 20})
+        assert not softmax.takes_halves(**given | {"dtype": tf.float16})
+    monkeypatch.setattr(ALLOWED, False)
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: True)
+    assert not softmax.takes_halves(**given)

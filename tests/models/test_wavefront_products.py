@@ -374,9 +374,9 @@ def test_a_small_product_and_its_gradients_are_matmul(monkeypatch):
 
 def test_a_long_sum_is_added_up_in_pieces(monkeypatch):
     """Each product of the tensor cores is made worse by how long its sum is, as truncation does."""
-    dot = products._dot
+    dot = products.dot
     truncated = lambda a, b, of_a, of_b: dot(a, b, of_a, of_b) * (1 - a.shape[of_a] / 2**20)  # noqa: E731
-    monkeypatch.setattr(products, "_dot", truncated)
+    monkeypatch.setattr(products, "dot", truncated)
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: False)
     for shapes in (((64, 512), (512, 8)), ((8, 512), (512, 64))):
         a, b = random(*shapes)[:2]
