@@ -64,9 +64,12 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtim
         assert proof.kernel["kernels"], f"{mode}: the profiler saw no kernel"
 
 
-@pytest.mark.parametrize("precision", rows.PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "halves"), [*((precision, False) for precision in rows.PRECISIONS), ("tf32", True)]
+)
 @pytest.mark.parametrize("ptb", [False, True])
-def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, ptb):
+def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, halves, ptb):
+    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", halves)
     monkeypatch.setattr(softmax, "LARGE", 0)
     monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     cases.execute_in(precision)

@@ -117,7 +117,9 @@ def _advice(found: Mapping[str, Sequence[Mapping]], device: str) -> str:
     if device == "gpu":
         lost = {row: ratio for row, (record, ratio) in times.items() if not keeps(record) and ratio > _noise(rows)[1]}
         if not lost:
-            return f"Nothing that lost cuDNN made a training step longer than the default's on this GPU{raises}."
+            return (
+                f"Nothing that lost cuDNN made a training step clearly longer than the default's on this GPU{raises}."
+            )
         slowest = max(lost, key=lost.get)
         least = f"{min(lost.values()):.1f} to " if len(lost) > 1 else ""
         return (
@@ -173,8 +175,8 @@ def _same(rows: Sequence[Mapping]) -> dict[str, float]:
 
 def _noise(rows: Sequence[Mapping]) -> tuple[float, float]:
     """How far ratios lie apart that should be 1."""
-    same = _same(rows).values()
-    return min(*same, 1.0, 1.0), max(*same, 1.0, 1.0)
+    same = [*_same(rows).values(), 1.0]
+    return min(same), max(same)
 
 
 def _noise_in_words(rows: Sequence[Mapping]) -> list[str]:

@@ -1,8 +1,8 @@
 """Factors of float16 times a power of two, in the place of float32's in products by TensorFloat-32.
 
-Both have the same bits of a number, float16 in half the bytes and at twice the rate. What it lacks is float32's range: with an
-array's power of two a number keeps all its bits down to 2^-29 of the array's largest one and is 0 below 2^-40 of it, less than a
-sum in float32 would keep. A number that is not finite stays what it is.
+Both have the same bits of a number, float16 in half the bytes and at twice the rate. It lacks float32's range: with an array's
+power of two a number keeps all its bits down to 2^-28 of the array's largest one and is 0 below 2^-39 of it. Infinities and NaN
+stay what they are.
 """
 
 import tensorflow as tf

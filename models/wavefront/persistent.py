@@ -174,7 +174,7 @@ def planned(
     sizes = dict.fromkeys(8 * parts(tiles, slices) for slices in range(1, min(tiles, MOST_SLICES) + 1))
     sliced = (whole._replace(batch=min(batch, size)) for size in sizes)
     tried = (work._replace(directions=d) for work in sliced for d in range(directions, 0, -1))
-    work = next((work for work in tried if any(fits(work._replace(lanes=of), chip) for of in lanes_tried)), whole)
+    work = next((work for work in tried if any(fits(work._replace(lanes=of), time, chip) for of in lanes_tried)), whole)
     if together is None:
         together = layers_together(1 if dropout else lanes, time, work, chip)
     return work, together
@@ -261,11 +261,14 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     Returns:
         outputs [1 or 2, time, batch, units] of the last lane, or of both directions, 0 past a sequence's end; the final h and c.
     """
-    dtype_code = _dtype_code(x.dtype)  # an argument of what is traced: a trace of one precision serves no other
+    # Arguments of what is traced: a trace of one precision serves no other.
+    work = _work(_dtype_code(x.dtype), False, bias.shape[-1] // 4, x, keep, lengths, recurrent.shape[0])
+    each_way = work, work._replace(backward=True)
+    forward, backward = (by_halves(way, x.shape[1], nvrtc.chip()).dtype_code for way in each_way)
 
     @tf.custom_gradient
     def run(*sources):
-        first, rest, outputs, h_end, c_end, *kept = _forward(dtype_code, *_unwatched(sources), keep, lengths)
+        first, rest, outputs, h_end, c_end, *kept = _forward(forward, *_unwatched(sources), keep, lengths)
 
         def gradient(*upstream):
             if tracing.vectorized():
@@ -275,7 +278,7 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
             def once(*given):
                 x, kernel, recurrent, links, _, _, c, *above = _unwatched(given)
                 weights = kernel, recurrent, links
-                found = _backward(dtype_code, x, *weights, first, rest, *kept, c, keep, lengths, *above)
+                found = _backward(backward, x, *weights, first, rest, *kept, c, keep, lengths, *above)
                 return found, functools.partial(_second_derivatives, given, keep, lengths)
 
             return once(*sources, *upstream)
@@ -408,9 +411,8 @@ def _backward(
     if work.dtype_code == HALVES:
         largest, sums = _sizes(recurrent, links, [0, 1])
         scale, undone = halves.powers(largest)
-        bounds = _bounds(sums, time, c, d_outputs, d_h_end, d_c_end)
-        operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end]
-        operands += [tf.concat([bounds, undone], 0), *options]
+        bounds = _bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
+        operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
         results.append(tf.TensorSpec([2, lanes, batch, 4 * units], tf.float16))
         found = _launch(work, time, layer_units, operands, results)[:-1]
     else:
@@ -453,9 +455,9 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
 
 def _work(dtype_code: int, backward: bool, units: int, fed, keep, lengths, lanes: int) -> Work:
     """Of these lanes; fed: [1 or 2, time, batch, …], what is of no link."""
-    directions, time, batch, _ = fed.shape
+    directions, _, batch, _ = fed.shape
     options = keep is not None, lengths is not None, directions
-    return by_halves(Work(lanes // directions, batch, units, dtype_code, backward, *options), time, nvrtc.chip())
+    return Work(lanes // directions, batch, units, dtype_code, backward, *options)
 
 
 def compiled(work: Work, time: int, layer_units: int) -> str:
@@ -500,17 +502,19 @@ def _sizes(recurrent: tf.Tensor, links: tf.Tensor, shift: Sequence[int]) -> tupl
     return tf.reduce_max(largest, 1), tf.reduce_max(sums)
 
 
-def _bounds(sums: tf.Tensor, time: int, c, d_outputs, d_h_end, d_c_end) -> tf.Tensor:
-    """[4], by which the backward kernel bounds a step's gradients by the gates' sums from the last step's. M is the largest of
-    these and of those by c after it:
+def _bounds(sums: tf.Tensor, time: int, c, undone, d_outputs, d_h_end, d_c_end) -> tf.Tensor:
+    """[4 + lanes + time], by which the backward kernel bounds a step's gradients by the gates' sums from the last step's. M is
+    the largest of these and of those by c after it:
 
-        by h at most   d_outputs + d_h_end + sums · M
+        by h at most   d_outputs of the step + d_h_end + sums · M
         by c           max(M, d_c_end) + that
         by a gate's    as by c, or a quarter of that times c before: c0 and one a step at most
+
+    d_h_end and d_c_end where they come in. undone: [lanes] of the weights' powers of two, for what the bounds scale.
     """
-    from_outputs = halves.largest(d_outputs) + halves.largest(d_h_end)
     of_c = tf.maximum(1.0, (halves.largest(c) + time) / 4)
-    return tf.stack([from_outputs, sums, halves.largest(d_c_end), of_c])
+    of_all = tf.stack([halves.largest(d_h_end), sums, halves.largest(d_c_end), of_c])
+    return tf.concat([of_all, undone, halves.largest(d_outputs, [0, 2, 3])], 0)
 
 
 def _options(work: Work, keep: tf.Tensor | None, lengths: tf.Tensor | None) -> list[tf.Tensor]:

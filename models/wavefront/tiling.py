@@ -26,7 +26,7 @@ LOGGER = logging.getLogger("wavefront_lstm")
 TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of 8 sequences, of a thread block
 MOST_SLICES = 16  # of a batch: a launch each
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
-REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154, HALVES: 170}
+REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154, HALVES: 164}
 
 # us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's times, of its shapes and of wider, narrower and
 # deeper ones (tests/models/tilings_h100.json in the suite).
@@ -194,20 +194,26 @@ def costs(chip: Chip) -> Mapping[str, float]:
     return found
 
 
-def fits(work: Work, chip: Chip) -> bool:
-    """Whether there is a tiling of both kernels' work."""
+def fits(work: Work, time: int, chip: Chip) -> bool:
+    """Whether there is a tiling of both kernels' work, by whichever products."""
+    return _fits(by_halves(work, time, chip), chip)
+
+
+def _fits(work: Work, chip: Chip) -> bool:
     return None not in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True))
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:
-    """The same of tf32 with factors of float16, where a step should take less time then."""
+    """The same of tf32 with factors of float16, where a step should take less time then or does not fit without."""
     if not halves_allowed(work.dtype_code) or time > HALVES_STEPS or work.units % multiple(2):
         return work
     halves = work._replace(dtype_code=HALVES)
-    own, other = (best_tiling(each, chip) for each in (work, halves))
-    if other is None or (own and step_us(work, own, costs(chip)) <= step_us(halves, other, costs(chip)) + HALVES_US):
+    if not _fits(halves, chip):
         return work
-    return halves
+    if not _fits(work, chip):
+        return halves
+    own, other = (step_us(each, best_tiling(each, chip), costs(chip)) for each in (work, halves))
+    return halves if other + HALVES_US < own else work
 
 
 def streamed(work: Work, time: int, chip: Chip) -> float:
@@ -218,7 +224,7 @@ def streamed(work: Work, time: int, chip: Chip) -> float:
 
 def fitting(work: Work, chip: Chip) -> Tiling | ClusterTiling:
     """The tiling of a kernel's work, or a ValueError where none fits either kernel's."""
-    if not fits(work, chip):
+    if not _fits(work, chip):
         dropout = "with recurrent dropout " if work.recurrent_dropout else ""
         raise ValueError(
             f"{work.lanes} layers at a time of {work.units} units (padded) and batch {work.batch} {dropout}given: such "
@@ -304,7 +310,7 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
         ValueError: neither fits on the chip.
     """
     best = min((1, num_layers), key=lambda lanes: stack_us(num_layers, time, work._replace(lanes=lanes), chip))
-    fitting(work._replace(lanes=best), chip)
+    fitting(by_halves(work._replace(lanes=best), time, chip), chip)
     return best
 
 

@@ -85,7 +85,7 @@ class Driver:
         self.call("cuDeviceGet", ctypes.byref(device), 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
         self.call("cuCtxSetCurrent", self.context)
-        self.buffers = [ctypes.c_uint64() for _ in range(14)]  # more than a kernel has parameters
+        self.buffers = [ctypes.c_uint64() for _ in range(18)]  # more than a kernel has parameters
         for buffer in self.buffers:
             self.call("cuMemAlloc_v2", ctypes.byref(buffer), ctypes.c_size_t(BUFFER_BYTES))
             self.call("cuMemsetD8_v2", buffer, 0, ctypes.c_size_t(BUFFER_BYTES))

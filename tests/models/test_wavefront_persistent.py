@@ -589,7 +589,7 @@ def test_other_chips_make_no_clusters():
 @pytest.mark.parametrize("dtype_code", [0, 1, 3])
 @pytest.mark.parametrize("units", [256, 1504])
 def test_a_smaller_batch_fits_where_a_larger_one_does(dtype_code, units):
-    fitting = [wavefront_tiling.fits(Work(1, batch, units, dtype_code, False), H200) for batch in range(8, 264, 8)]
+    fitting = [wavefront_tiling.fits(Work(1, batch, units, dtype_code, False), 50, H200) for batch in range(8, 264, 8)]
     assert fitting == sorted(fitting, reverse=True) and fitting[0]
 
 

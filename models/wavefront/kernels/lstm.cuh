@@ -23,7 +23,8 @@
 constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync
 
 #if HALVES
-// The power of two that brings what is `largest` at most, and not infinite, below 2^15; `undone`: its inverse.
+// The power of two that brings what is `largest` at most below 2^15, as halves.powers; `undone`: its inverse. A step's gradients may be
+// smaller than what is a model's own, so that their powers may be larger.
 __device__ inline unsigned exponent(float largest) { return min(254u, max(27u, __float_as_uint(largest) >> 23)); }
 __device__ inline float power(float largest) { return __uint_as_float(268 - exponent(largest) << 23); }
 __device__ inline float undone(float largest) { return __uint_as_float(exponent(largest) - 14 << 23); }

@@ -589,7 +589,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     const Number* __restrict__ d_h_end,    // [lanes, batch, units]
     const float* __restrict__ d_c_end,
 #if HALVES
-    const float* __restrict__ scales,      // [4 + lanes], see `bound`; what a lane's sums are multiplied by, besides the step's
+    const float* __restrict__ scales,      // [4 + lanes + time], see `bound`: of all; what undoes a lane's weights' scale; of outputs
 #endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,
@@ -644,11 +644,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 
 #if HALVES
   // The gradients by the gates' sums of a step differ by orders of magnitude from another's. Before a step they are known to be `bound` at
-  // most: by the largest of the last step's and of those by c, `most` here, and of what comes from outside (see `_bounds` in
-  // persistent.py). The power of two for that is the step's, of all blocks of the group.
+  // most: by the largest of the last step's and of those by c, `most`, and of what comes from outside at this step (see `_bounds` in
+  // persistent.py). The power of two for that is the step's, of all blocks of the group: written so that all find the very same.
   const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
-  const float from_outputs = scales[0], of_sums = scales[1], from_c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + in_ring];
-  auto bound = [&](float most) { return (fmaxf(most, from_c_end) + from_outputs + of_sums * most) * of_c; };
+  const float h_end = scales[0], of_sums = scales[1], c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + in_ring];
+  const float* of_outputs = scales + 4 + LANES * DIRECTIONS;
+  auto bound = [&](unsigned most_bits, float outside, float by_c) {
+    const float most = __uint_as_float(most_bits);
+    return (fmaxf(most, by_c) + fmaf(of_sums, most, outside)) * of_c;
+  };
   unsigned* of_block = reinterpret_cast<unsigned*>(partial + WARPS * CHUNK * 8 * PITCH);
   if (threadIdx.x == 0) *of_block = 0;
   float bounded = 0;  // what the last step's were at most
@@ -676,6 +680,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 #if HALVES
     const int turn = ends.last + LANES - 2 - step;  // from 0 on
     const unsigned last_most = turn ? __ldcg(largest[(turn + 2) % 3] + place.group) : 0;
+    const bool at_ends = LENGTHS || turn < LANES;  // of some sequence or lane
+    const float outside = (at_ends ? h_end : 0) + (step < LANES - 1 ? 0 : of_outputs[step - (LANES - 1)]), by_c = at_ends ? c_end : 0;
     const float undo = undone(bounded);
     float most = 0;
 #endif
@@ -687,7 +693,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
       multiply(sums, own_weights,
                {has_next ? of_ring(ring, turn + 1, in_ring) : nullptr, has_above ? of_ring(ring, turn + 1, in_ring + 1) : nullptr,
                 GATES}, masks);
-      const float scale = power(bounded = bound(__uint_as_float(last_most)));
+      const float scale = power(bounded = bound(last_most, outside, by_c));
 #else
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
@@ -747,14 +753,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
     }
 #if HALVES
     if (step < 0) continue;
-    if (!active) bounded = bound(__uint_as_float(last_most));
+    if (!active) bounded = bound(last_most, outside, by_c);
 #pragma unroll
     for (int distance = 16; distance; distance /= 2) most = fmaxf(most, from_lane(most, distance));
     if (place.in_warp == 0) atomicMax(of_block, __float_as_uint(most));
     tell_group(place, [&] {
       atomicMax(largest[turn % 3] + place.group, *of_block);
       *of_block = 0;
-      largest[(turn + 1) % 3][place.group] = 0;  // which all have read before they came here
+      if (blockIdx.x % (LANES * UNIT_TILES) == 0) largest[(turn + 1) % 3][place.group] = 0;  // all have read it before they came here
     });
 #else
     if (step >= 0) tell_group(place);
