@@ -100,7 +100,8 @@ LAYOUT = {
     "footnotes": [
         "What ran: of both layers, by a profile of the call that is timed. A training step is one call of the function that "
         "Keras' `fit` runs for each step (or for `steps_per_execution` of them), a prediction that of `predict`, with the copy "
-        "of the batch to the device; in `fit` its callbacks come on top. As long as the default: its time by the default's.",
+        "of the batch to the device; in `fit`, which is timed apart, its callbacks come on top. As long as the default: its time "
+        "by the default's.",
         "Every row is held to float64 NumPy (models/reference/recurrent.py): predictions, the weights' change by the first call "
         "and by further ones, losses; dropout with the masks that it drew; `float64` to 1e-11. A relu "
         "near 0 may be on in one precision and off in another: below float32 its row may err as far as rounding does that.",

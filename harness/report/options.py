@@ -130,9 +130,12 @@ def _advice(found: Mapping[str, Sequence[Mapping]], device: str) -> str:
     if not slow:
         return f"On this CPU no option made a training step take over {SLOW:g} times as long as the default's{raises}."
     slowest = max(slow, key=slow.get)
+    times, longest = f"{slow[slowest]:.1f}", ""
+    if len(slow) > 1:
+        times, longest = f"over {SLOW:g}", f", with `{slowest}` {slow[slowest]:.1f} times"
     return (
-        f"On this CPU leave out {_listed(slow)} where you can: a training step took over {SLOW:g} times as long as the "
-        f"default's, with `{slowest}` {slow[slowest]:.1f} times{raises}."
+        f"On this CPU leave out {_listed(slow)} where you can: a training step took {times} times as long as the "
+        f"default's{longest}{raises}."
     )
 
 

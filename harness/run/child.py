@@ -3,6 +3,7 @@
 import errno
 import gc
 import re
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -49,7 +50,11 @@ def _result(benchmark: Any, job: Mapping[str, Any]) -> dict:
     if job["task"] == "reference":
         constants = ReferenceConstants(**settings.of(job["constants"], settings.Changes.REFERENCE))
     try:
-        return _do(benchmark, job, constants)
+        found = _do(benchmark, job, constants)
+        for mode, part in found.items() if job["task"] == "row" else ():
+            if part.get("status") == "failed":  # else a log that many rows share would not say which has
+                print(f"failed: {job['row']} {mode}: {part['reason']}", file=sys.stderr)
+        return found
     except UserError as error:
         return _failure(job, benchmark, str(error), wrong_input=not isinstance(error, CrashError))
     except Exception as error:

@@ -191,7 +191,11 @@ def _validate(header: Header) -> Header:
         settings += [(where, name, constant.default)] if name not in _TABLES else []
     for where, name, value in settings:
         if name not in header.constants or name in _TABLES:
-            hint = _hint(str(name), list(header.constants))
+            near, hint = difflib.get_close_matches(str(name)[:60], header.constants, 1, 0.65), "."
+            if near:
+                hint = (
+                    f"; did you mean {near[0]}? Or is that one, in line {header.constants[near[0]].line}, misspelled?"
+                )
             raise UserError(f"{where}{_show(name)} is no constant of the header{hint}")
         if header.constants[name].default is None and known_limit(name) is None:
             raise UserError(f"{where}{name} = None: its type is not known; add it to LIMITS in harness/run/limits.py")
