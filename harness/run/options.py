@@ -191,11 +191,9 @@ def _validate(header: Header) -> Header:
         settings += [(where, name, constant.default)] if name not in _TABLES else []
     for where, name, value in settings:
         if name not in header.constants or name in _TABLES:
-            near, hint = difflib.get_close_matches(str(name)[:60], header.constants, 1, 0.65), "."
-            if near:
-                hint = (
-                    f"; did you mean {near[0]}? Or is that one, in line {header.constants[near[0]].line}, misspelled?"
-                )
+            hint = _hint(str(name), list(header.constants))
+            if near := _near(str(name), list(header.constants)):
+                hint += f" Or is that one, in line {header.constants[near].line}, misspelled?"
             raise UserError(f"{where}{_show(name)} is no constant of the header{hint}")
         if header.constants[name].default is None and known_limit(name) is None:
             raise UserError(f"{where}{name} = None: its type is not known; add it to LIMITS in harness/run/limits.py")
@@ -266,8 +264,14 @@ def _show(text: object) -> str:
 
 
 def _hint(name: str, known: Sequence[str], prefix: str = "") -> str:
+    near = _near(name, known)
+    return f"; did you mean {prefix}{near}?" if near else "."
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """The one of `known` that is spelled most like it, or ""."""
     near = difflib.get_close_matches(name[:60], known, 1, 0.65)  # cut: its cost grows with the square of the length
-    return f"; did you mean {prefix}{near[0]}?" if near else "."
+    return near[0] if near else ""
 
 
 def resolve(header: Header, options: Options, preset: str | None) -> Constants:

@@ -39,6 +39,7 @@ class Work(NamedTuple):
 
 
 def halves_allowed(dtype_code: int) -> bool:
+    """Whether HALVES may take the place of this DTYPE_CODE."""
     return HALVES_ALLOWED and dtype_code == DTYPE_CODES["tf32"]
 
 
