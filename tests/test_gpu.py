@@ -168,9 +168,11 @@ def test_products_of_float16_in_the_kernels_err_as_tf32_does(
     for layer in kinds:
         layer.build(x.shape)
     kinds[1].set_canonical(kinds[0].get_canonical())
-    codes, launch = [], persistent._launch
-    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: codes.append(work.dtype_code) or launch(work, *rest))
-    monkeypatch.setattr(tiling, "HALVES_US", -1e9)
+    codes = []
+    for name in ("_forward", "_backward"):
+        function = getattr(persistent, name)
+        monkeypatch.setattr(persistent, name, lambda code, *rest, own=function: codes.append(code) or own(code, *rest))
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
 
     def run(layer):
         @tf.function(jit_compile=True, autograph=False)

@@ -20,6 +20,7 @@ UTILISATION_S = 2.0  # a timed block is too short for NVML
 CURVE_NOTE = (
     "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )
+BY_FLOAT16 = "in TensorFloat-32's place our kernels multiplied float16 times powers of two, of as many bits: docs/wavefront-kernels.md"
 FIGURES = ("blocks_ms", "warmup", "items_per_batch", "unit", "fit_s", "epoch_s", "accuracy", "perplexity",
            "test_perplexity_by_seed", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
 
@@ -150,6 +151,8 @@ class RowProcess:
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
         if (compared := part["proof"]["curve_steps"]) < CURVE_STEPS:
             part["notes"] = [*part.get("notes", []), CURVE_NOTE.format(compared, CURVE_STEPS)]
+        if any(name.endswith("_by_float16") for name in proof.kernel.get("kernels", ())):
+            part["notes"] = [*part.get("notes", []), BY_FLOAT16]
         if self.device == "cpu" and self._cpu.others_percent() > machine.OTHERS_PERCENT:
             part["notes"] = [*part.get("notes", []), machine.OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]

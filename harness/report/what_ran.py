@@ -34,6 +34,8 @@ OPS = (
 COUNTS = {"launches": "launches", "syncs": "waits for the GPU"}  # of kernels on a GPU, of ops on a CPU
 PLACES = (("eager:", ", eager"), ("loop:", " in a loop"))
 KERNELS = (
+    (r"lstm_wavefront_forward_by_float16", "our persistent kernel, forward, by float16"),
+    (r"lstm_wavefront_backward_by_float16", "our persistent kernel, backward, by float16"),
     (r"lstm_(wavefront|cluster)_forward", "our persistent kernel, forward"),
     (r"lstm_(wavefront|cluster)_backward", "our persistent kernel, backward"),
     (r"softmax_cross_entropy", "our softmax kernel"),

@@ -33,7 +33,7 @@ from .clusters import ClusterTiling
 from .nvrtc import Chip
 from .products import over_rows, product
 from .stack import LayerWeights, reversed_steps
-from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together
+from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
 from .work import DTYPE_CODES, HALVES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -163,18 +163,28 @@ def planned(
     time, batch, _ = inputs.shape
     units = layers[0].recurrent_kernel.shape[0]
     dtype_code, num_layers = _dtype_code(inputs.dtype), len(layers) // directions
-    padded = padded_units(units, 2 if halves_allowed(dtype_code) else inputs.dtype.size)
+    paddings = dict.fromkeys(
+        padded_units(units, itemsize) for itemsize in (inputs.dtype.size, *([2] * halves_allowed(dtype_code)))
+    )
     lanes = num_layers if directions == 1 else 1
     if dropout and together not in (None, 1):
         raise ValueError(f"dropout: given with together={together}, expected together=1: it acts between kernels")
     # Dropout acts between layers, where the kernels of several layers have no place for it.
     lanes_tried = {together} if together else {1} if dropout else {1, lanes}
-    whole = Work(lanes, batch, padded, dtype_code, False, keep, lengths, directions)
     tiles = parts(batch, 8)
     sizes = dict.fromkeys(8 * parts(tiles, slices) for slices in range(1, min(tiles, MOST_SLICES) + 1))
-    sliced = (whole._replace(batch=min(batch, size)) for size in sizes)
-    tried = (work._replace(directions=d) for work in sliced for d in range(directions, 0, -1))
-    work = next((work for work in tried if any(fits(work._replace(lanes=of), time, chip) for of in lanes_tried)), whole)
+
+    def divided(padded: int) -> Work:
+        whole = Work(lanes, batch, padded, dtype_code, False, keep, lengths, directions)
+        sliced = (whole._replace(batch=min(batch, size)) for size in sizes)
+        tried = (work._replace(directions=d) for work in sliced for d in range(directions, 0, -1))
+        return next((w for w in tried if any(fits(w._replace(lanes=of), time, chip) for of in lanes_tried)), whole)
+
+    def us(work: Work) -> float:
+        launches = parts(batch, work.batch) * directions // work.directions
+        return launches * min(stack_us(num_layers, time, work._replace(lanes=of), chip) for of in lanes_tried)
+
+    work = min(map(divided, paddings), key=us)
     if together is None:
         together = layers_together(1 if dropout else lanes, time, work, chip)
     return work, together
@@ -474,7 +484,7 @@ def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling,
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
     """Its name."""
-    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}"
+    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}{'_by_float16' * (work.dtype_code == HALVES)}"
 
 
 def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:

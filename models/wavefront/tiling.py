@@ -38,7 +38,11 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
-HALVES_US = 0.4  # of a step with work.HALVES, for the powers of two: an estimate
+HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: of an H200, in the mean of nine shapes
+HALVES_CALL_US = {
+    False: 8.0,
+    True: 16.0,
+}  # of a launch, forward and backward: an estimate of finding how large its numbers are
 HALVES_STEPS = 2048  # at most: they bound a gradient by the number of steps
 
 
@@ -212,8 +216,9 @@ def by_halves(work: Work, time: int, chip: Chip) -> Work:
         return work
     if not _fits(work, chip):
         return halves
-    own, other = (step_us(each, best_tiling(each, chip), costs(chip)) for each in (work, halves))
-    return halves if other + HALVES_US < own else work
+    steps = time + work.lanes - 1
+    own, other = (steps * step_us(each, best_tiling(each, chip), costs(chip)) for each in (work, halves))
+    return halves if other + HALVES_CALL_US[work.backward] < own else work
 
 
 def streamed(work: Work, time: int, chip: Chip) -> float:
@@ -242,7 +247,8 @@ def notes(chip: Chip) -> list[str]:
 
 def step_us(work: Work, tiling: Tiling | ClusterTiling, costs_us: Mapping[str, float] = COST_US) -> float:
     """An estimate of one step, by the constants of a chip."""
-    return sum(costs_us[name] * amount for name, amount in tiling.terms(work).items())
+    of_powers = HALVES_US if work.dtype_code == HALVES and work.backward else 0
+    return of_powers + sum(costs_us[name] * amount for name, amount in tiling.terms(work).items())
 
 
 def tilings(work: Work, chip: Chip) -> Iterator[Tiling | ClusterTiling]:
@@ -330,4 +336,5 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
         16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
         + 16 * rows * work.units * work.itemsize / BYTES_PER_US
     )
-    return outside + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, found, strict=True))
+    of_sizes = groups * sum(HALVES_CALL_US[of_pass.backward] for of_pass in works if of_pass.dtype_code == HALVES)
+    return outside + of_sizes + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, found, strict=True))

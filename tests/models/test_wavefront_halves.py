@@ -18,6 +18,7 @@ from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
 
 ALLOWED = "models.wavefront.work.HALVES_ALLOWED"
+ALWAYS = dict.fromkeys((False, True), -1e9)  # us of a launch
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def taken(monkeypatch):
     monkeypatch.setattr(ALLOWED, True)
-    monkeypatch.setattr(tiling, "HALVES_US", -1e9)
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def in_both(monkeypatch, folder):
         monkeypatch.setattr(
             persistent, "_launch", lambda work, *rest: codes.append(work.dtype_code) or launch(work, *rest)
         )
-        monkeypatch.setattr(tiling, "HALVES_US", -1e9)
+        monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
         for allowed in (True, False):
             monkeypatch.setattr(ALLOWED, allowed)
             with emulated(monkeypatch, folder):
@@ -247,26 +248,25 @@ def works():
             yield Work(lanes, batch, padded_units(units, 2), DTYPE_CODES["tf32"], backward, keep, lengths), time
 
 
-def test_they_are_off_and_of_tf32_alone_where_they_are_on(monkeypatch):
-    assert all(by_halves(work, time, H200) is work for work, time in works())
-    monkeypatch.setattr(ALLOWED, True)
+def test_they_are_of_tf32_alone_and_of_none_where_they_are_not_allowed(monkeypatch):
     large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False)
     assert by_halves(large, 35, H200) == large._replace(dtype_code=HALVES)
     for other in (large._replace(dtype_code=code) for code in (*DTYPE_CODES.values(), HALVES) if code):
         assert by_halves(other, 35, H200) is other
     assert by_halves(large, tiling.HALVES_STEPS + 1, H200) is large
     assert by_halves(large._replace(units=1520), 35, H200).dtype_code == DTYPE_CODES["tf32"]
+    monkeypatch.setattr(ALLOWED, False)
+    assert all(by_halves(work, time, H200) is work for work, time in works())
 
 
-def test_they_are_taken_where_a_step_should_take_less_time(monkeypatch):
-    monkeypatch.setattr(ALLOWED, True)
+def test_they_are_taken_where_a_launch_should_take_less_time():
     taken = set()
     for work, time in works():
         if best_tiling(work, H200) is None:
             continue
         chosen, halves = by_halves(work, time, H200), work._replace(dtype_code=HALVES)
-        us = [tiling.step_us(each, best_tiling(each, H200)) for each in (work, halves)]
-        assert (chosen == halves) == (us[1] + tiling.HALVES_US < us[0])
+        us = [(time + work.lanes - 1) * tiling.step_us(each, best_tiling(each, H200)) for each in (work, halves)]
+        assert (chosen == halves) == (us[1] + tiling.HALVES_CALL_US[work.backward] < us[0])
         assert best_tiling(halves, H200).shared_bytes(halves) <= H200.shared_bytes
         taken.add(chosen == halves)
     assert taken == {True, False}
@@ -291,7 +291,7 @@ def test_a_trace_with_them_serves_no_other(monkeypatch):
     monkeypatch.setattr(nvrtc, "chip", lambda: H200)
     monkeypatch.setattr(nvrtc, "ptx", lambda source, defines, capability: repr(defines))
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: True)
-    monkeypatch.setattr(tiling, "HALVES_US", -1e9)
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
     for allowed, code in ((True, HALVES), (False, 0), (True, HALVES)):
         monkeypatch.setattr(ALLOWED, allowed)
 

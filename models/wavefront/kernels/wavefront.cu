@@ -34,6 +34,11 @@
 
 #include "lstm.cuh"
 
+#if HALVES
+#define NAME(name) name##_by_float16
+#else
+#define NAME(name) name
+#endif
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
 #else
@@ -410,7 +415,7 @@ __device__ inline float larger(float most, float x) { return fabsf(x) <= 3.40282
 #if !BACKWARD
 // Operands of the products: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
 // of every further lane its h before each step and, beside it, the output of the lane below at the step.
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_forward(
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavefront_forward)(
     const Factor* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
     const Number* __restrict__ projected,  // [time, batch, 4·LAYER_UNITS]: lane 0's input times its kernel
     const float* __restrict__ bias,        // [lanes, 4·units]
@@ -580,7 +585,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_
 }
 
 #else
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) lstm_wavefront_backward(
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavefront_backward)(
     const Factor* __restrict__ weights,    // [lanes, units, SEGMENTS·4·units]: recurrent | kernel of the lane above
     const float* __restrict__ gates,       // of the forward pass, like the next two
     const float* __restrict__ cells,
