@@ -20,7 +20,10 @@ UTILISATION_S = 2.0  # a timed block is too short for NVML
 CURVE_NOTE = (
     "the losses of {0} of {1} steps were compared with the reference's: from there on one rounding moves them too far"
 )
-BY_FLOAT16 = "in TensorFloat-32's place our kernels multiplied float16 times powers of two, of as many bits: docs/wavefront-kernels.md"
+BY_FLOAT16 = (
+    "in TensorFloat-32's place our kernels multiplied float16 times powers of two, of as many bits: "
+    "docs/wavefront-kernels.md"
+)
 FIGURES = ("blocks_ms", "warmup", "items_per_batch", "unit", "fit_s", "epoch_s", "accuracy", "perplexity",
            "test_perplexity_by_seed", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
 

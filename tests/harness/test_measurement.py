@@ -8,6 +8,7 @@ import pytest
 
 from harness.errors import CrashError
 from harness.measure import clocks, fit, references, row_process, steps
+from harness.measure.proof import Proof
 from harness.record import machine, schema
 from tests.record_cases import make
 
@@ -188,3 +189,15 @@ def test_a_reference_that_never_comes_ends_the_wait(monkeypatch, tmp_path):
     monkeypatch.setattr(references, "WAIT_LIMIT_S", 0.1)
     with pytest.raises(CrashError, match=r"stub.1.npz: not there after 0.1 s, .*--resume"):
         references.wait_for(tmp_path / "stub.1.npz")
+
+
+@pytest.mark.parametrize("by", ["", "_by_float16"])
+def test_a_record_says_that_kernels_multiplied_float16_in_tf32s_place(by):
+    row = object.__new__(row_process.RowProcess)
+    row.device, row._clocks, row._cpu = "cpu", [], SimpleNamespace(others_percent=lambda: 0)
+    row._clock, row.data = lambda when: None, SimpleNamespace(facts={})
+    row.runtime = SimpleNamespace(environment=dict)
+    proof = Proof("tf32")
+    proof.kernel = {"kernels": {"gemm": 0.2, f"lstm_wavefront_forward{by}": 0.1}}
+    notes = row._finish({}, proof).get("notes", [])
+    assert [note for note in notes if "float16" in note] == [row_process.BY_FLOAT16] * bool(by)

@@ -68,6 +68,7 @@ class Point(NamedTuple):
         work: of one forward step of all layers.
         masked: whether its sequences end at lengths of their own.
         stack: whether the stack alone was timed, forward and backward.
+        by_float16: whether the kernels took factors of float16 in TensorFloat-32's place.
         dropout: whether there is some between the layers.
         ms: of a step, by implementation; None: it failed.
     """
@@ -78,6 +79,7 @@ class Point(NamedTuple):
     work: Work
     masked: bool
     stack: bool
+    by_float16: bool
     dropout: bool
     ms: dict[str, float | None]
 
@@ -107,7 +109,9 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
         dropout = xla["mode"] == "train" and config.get("KEEP_PROB", 1) < 1
         work = Work(num_layers, batch, padded, dtype_code, False)
         name = f"{path.parts[-3]} {other.name}"
-        yield Point(name, num_layers, time, work, masked, xla["mode"] == "stack", dropout, ms)
+        kernels = ((ours.get("proof") or {}).get("kernel") or {}).get("kernels") or {}
+        by_float16 = any(kernel.endswith("_by_float16") for kernel in kernels)
+        yield Point(name, num_layers, time, work, masked, xla["mode"] == "stack", by_float16, dropout, ms)
 
 
 def wrong_choices(monkeypatch) -> list[str]:
@@ -117,6 +121,7 @@ def wrong_choices(monkeypatch) -> list[str]:
         work = point.work
         tf32 = work.dtype_code == DTYPE_CODES["tf32"]
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
+        monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", point.by_float16)  # by the kernels that were timed
         dtype = {2: "float16", 4: "float32"}[work.itemsize]
         x = tf.TensorSpec([point.time, work.batch, work.units], dtype)
         layer = LayerWeights(None, tf.TensorSpec([work.units, 4 * work.units], dtype), None)
