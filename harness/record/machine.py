@@ -28,6 +28,7 @@ STEERING = re.compile(
     rf"(({'|'.join(sorted({prefix for f in FRAMEWORKS.values() for prefix in f.prefixes} - {'TF_'}))})\w+"
     r"|(CUDNN|CUBLAS[A-Z]*|NVIDIA_TF32|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS)_\w+"
     r"|TF_(XLA|ENABLE|DISABLE|CUDNN|CUBLAS|GPU|FORCE|NUM|USE|MLIR|MKL|ONEDNN|AUTOTUNE|DETERMINISTIC)_\w+"
+    r"|WAVEFRONT_LSTM_\w+"
     r"|CUDA_(CACHE|DEVICE_MAX|DISABLE|FORCE|LAUNCH|MODULE|MPS)_\w+|LD_PRELOAD)"
 )
 OWN = "LSTM_BENCH_OWN"  # names, by commas, the variables that the suite itself has set for a child

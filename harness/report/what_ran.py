@@ -38,6 +38,7 @@ KERNELS = (
     (r"lstm_wavefront_backward_by_float16", "our persistent kernel, backward, by float16"),
     (r"lstm_(wavefront|cluster)_forward", "our persistent kernel, forward"),
     (r"lstm_(wavefront|cluster)_backward", "our persistent kernel, backward"),
+    (r"softmax_cross_entropy_by_float16", "our softmax kernel, by float16"),
     (r"softmax_cross_entropy", "our softmax kernel"),
     (r"RNN_(block)?[Pp]ersist", "cuDNN's persistent LSTM kernel"),
     (r"elemWiseRNNcell|elementWise_|cudnn\w*rnn", "cuDNN's LSTM gates"),

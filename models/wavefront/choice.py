@@ -10,11 +10,12 @@
   takes operations apart; not in an eager call, in which the kernels would be compiled for every shape while XLA's
   implementation runs op by op at once.
 
-In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask), "persistent" is the faster
-one where the batch fits whole and half of the weights or more stay on the chip, so no time is estimated here. With 3 layers of
-2,048 units at batch 128, of whose weights the kernels read over half anew at every step, "xla" is. Batches in slices have no
-record of the present kernels. Of streams, one step a call of 650 units, "xla" is the faster one at batch 1, neither at batch 8.
-Two directions have no record: tried by hand on an H200, "persistent" was the faster one at both sizes.
+In every record of the suite in which both ran whole sequences (1 to 8 layers; sentences with a mask), "persistent" is the
+faster one where the batch fits whole and half of the weights or more stay on the chip, so no time is estimated here. With 3
+layers of 2,048 units at batch 128, of whose weights the kernels by TensorFloat-32 itself read over half anew at every step,
+"xla" is. Batches in slices have no record of the present kernels. Of streams, one step a call of 650 units, "xla" is the faster
+one at batch 1, neither at batch 8. Two directions have no record: tried by hand on an H200, "persistent" was the faster one at
+both sizes.
 
 Nothing here is an error: what "persistent" refuses is why "xla" is chosen. What is wrong with an installation (no NVRTC, or
 one that does not compile for the GPU) is a warning.

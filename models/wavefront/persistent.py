@@ -7,11 +7,11 @@ for all layers together, in time + layers - 1 steps, or for one layer after the 
 (kernels/wavefront.cu); a single layer of few units can have lstm_cluster_forward and _backward instead (kernels/cluster.cu). The
 schedule is that of schedule.py. There a step is a handful of kernels that XLA makes; here all steps are one
 kernel, which keeps its weights on the chip, as far as they fit. What it needs in return: an NVIDIA GPU of compute capability
-8.0 or later, sizes that are known when a function is traced, no float64, and of wavefront.cu as many thread blocks as there
-are multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits in no slice is a
+8.0 or later, sizes that are known when a function is traced, no float64, and of wavefront.cu as many thread blocks as there are
+multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits in no slice is a
 ValueError. float32 is as precise as TensorFlow is set to be when a function is traced: where TensorFloat-32 is on, operands are
-rounded to it; where it is off, each product is a sum of three such, which gives float32's precision. products.py has
-the products outside of the kernels.
+rounded to it, or to float16 times powers of two, which has as many bits (halves.py); where it is off, each product is a sum of
+three such, which gives float32's precision. products.py has the products outside of the kernels.
 
 The blocks of a launch of wavefront.cu wait for each other at every step, so all of them have to run at once. On one stream, as
 XLA runs a function, they do, but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS
@@ -545,7 +545,9 @@ def _words(keep: tf.Tensor, itemsize: int) -> tf.Tensor:
 
 
 def _launch(work: Work, time: int, layer_units: int, operands, results) -> list[tf.Tensor]:
-    code, tiling = compiled(work, time, layer_units), fitting(work, nvrtc.chip())
+    chip = nvrtc.chip()
+    tiling = fitting(work, chip)
+    code = ptx(work, time, layer_units, tiling, chip)
     return nvrtc.launch(
         kernel_name(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
     )

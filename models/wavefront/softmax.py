@@ -181,6 +181,12 @@ def _launch(logits, bias, targets, scales, vocabulary: int, dtype_code: int):
     ]
     operands = [logits, bias, targets, scales]
     losses, d_logits, d_bias = nvrtc.launch(
-        KERNEL, code, operands, results, launch.grid, launch.threads, launch.shared_bytes
+        KERNEL + "_by_float16" * (dtype_code == HALVES),
+        code,
+        operands,
+        results,
+        launch.grid,
+        launch.threads,
+        launch.shared_bytes,
     )
     return losses, d_logits, tf.reduce_sum(d_bias, 0)

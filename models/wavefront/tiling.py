@@ -19,7 +19,7 @@ from typing import NamedTuple
 from . import clusters
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .work import HALVES, LINE, WARPS, Work, halves_allowed, multiple, parts
+from .work import HALVES, HALVES_OF_OPTIONS, LINE, WARPS, Work, halves_allowed, multiple, parts
 
 TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
@@ -38,7 +38,7 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
-HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: of an H200, in the mean of nine shapes
+HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: about, of an H200
 HALVES_CALL_US = {
     False: 8.0,
     True: 16.0,
@@ -208,8 +208,13 @@ def _fits(work: Work, chip: Chip) -> bool:
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:
-    """The same of tf32 with factors of float16, where a step should take less time then or does not fit without."""
+    """The same of tf32 with factors of float16, where a launch should take less time then or does not fit without.
+
+    Both ways have to fit with them, though each is decided by itself.
+    """
     if not halves_allowed(work.dtype_code) or time > HALVES_STEPS or work.units % multiple(2):
+        return work
+    if (work.recurrent_dropout or work.directions > 1) and not HALVES_OF_OPTIONS:
         return work
     halves = work._replace(dtype_code=HALVES)
     if not _fits(halves, chip):
@@ -331,7 +336,7 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     steps = (time + work.lanes - 1) * groups
     # Layers in turn have the products of all inputs, and those of their gradients, outside of the kernels: the products
     # themselves, and what is written and read of them.
-    rows = time * work.batch * groups
+    rows = time * work.batch * work.directions * groups
     outside = (
         16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
         + 16 * rows * work.units * work.itemsize / BYTES_PER_US

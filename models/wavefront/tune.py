@@ -8,7 +8,7 @@ In a checkout of the suite it is python -m models.wavefront.tune. The constants 
 What is found here is kept in a file (tiling.costs_path) that every later process on such a GPU reads; without it, they are the
 H100's again. Of some shapes the tilings that seem best are launched through CUDA's driver, on zeros, at most two of the same
 tile sizes; the constants are a fit to their times. PRODUCTS_PER_US and BYTES_PER_US, which also say whether layers run together
-or in turn, stay as they are.
+or in turn, stay as they are, and so do HALVES_US and HALVES_CALL_US.
 """
 
 import argparse

@@ -1,10 +1,12 @@
 """What one of the kernels of kernels/ has to do, and how it sees sizes."""
 
+import os
 from typing import NamedTuple
 
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
-HALVES_ALLOWED = True  # tests set it to False
+HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1") != "0"
+HALVES_OF_OPTIONS = False  # also with recurrent dropout and in two directions: no GPU has run these
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 

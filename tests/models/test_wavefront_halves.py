@@ -1,6 +1,8 @@
 """TensorFloat-32's products by factors of float16 in the persistent kernels: as precise, whatever the numbers' sizes are."""
 
 import itertools
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ def folder(tmp_path_factory):
 def taken(monkeypatch):
     monkeypatch.setattr(ALLOWED, True)
     monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
+    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
 
 
 @pytest.fixture
@@ -42,6 +45,7 @@ def in_both(monkeypatch, folder):
             persistent, "_launch", lambda work, *rest: codes.append(work.dtype_code) or launch(work, *rest)
         )
         monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
+        monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
         for allowed in (True, False):
             monkeypatch.setattr(ALLOWED, allowed)
             with emulated(monkeypatch, folder):
@@ -259,17 +263,46 @@ def test_they_are_of_tf32_alone_and_of_none_where_they_are_not_allowed(monkeypat
     assert all(by_halves(work, time, H200) is work for work, time in works())
 
 
-def test_they_are_taken_where_a_launch_should_take_less_time():
-    taken = set()
-    for work, time in works():
-        if best_tiling(work, H200) is None:
-            continue
-        chosen, halves = by_halves(work, time, H200), work._replace(dtype_code=HALVES)
-        us = [(time + work.lanes - 1) * tiling.step_us(each, best_tiling(each, H200)) for each in (work, halves)]
-        assert (chosen == halves) == (us[1] + tiling.HALVES_CALL_US[work.backward] < us[0])
-        assert best_tiling(halves, H200).shared_bytes(halves) <= H200.shared_bytes
-        taken.add(chosen == halves)
-    assert taken == {True, False}
+@pytest.mark.parametrize(
+    ("layers", "units", "batch", "time", "padded", "lanes", "codes"),
+    [
+        (3, 256, 128, 50, 256, 3, [HALVES, HALVES]),
+        (2, 1500, 20, 35, 1504, 1, [HALVES, HALVES]),
+        (2, 650, 20, 35, 672, 2, [HALVES, HALVES]),
+        (2, 650, 20, 1, 656, 1, [0, 0]),  # a launch would not pay for finding how large its numbers are
+        (1, 650, 8, tiling.HALVES_STEPS + 1, 656, 1, [0, 0]),
+        (2, 200, 20, 20, 208, 2, [0, 0]),
+        (2, 128, 32, 28, 128, 2, [0, 0]),
+    ],
+)
+def test_they_are_taken_where_a_launch_should_take_less_time(
+    monkeypatch, layers, units, batch, time, padded, lanes, codes
+):
+    chip = H200._replace(clusters=((2, 66), (4, 30), (8, 15)))  # as one H200 said
+    monkeypatch.setattr(nvrtc, "chip", lambda: chip)
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: True)
+    given = [LayerWeights(None, tf.TensorSpec([units, 4 * units]), None)] * layers
+    work, together = persistent.planned(tf.TensorSpec([time, batch, units]), given, False, False, False)
+    ways = [work._replace(lanes=together, backward=backward) for backward in (False, True)]
+    assert (work.units, together) == (padded, lanes)
+    assert [by_halves(way, time, chip).dtype_code for way in ways] == codes
+
+
+@pytest.mark.parametrize("value", ["0", "1", None])
+def test_a_variable_of_the_environment_turns_them_off(monkeypatch, value):
+    monkeypatch.delenv("WAVEFRONT_LSTM_BY_FLOAT16", raising=False)
+    if value is not None:
+        monkeypatch.setenv("WAVEFRONT_LSTM_BY_FLOAT16", value)
+    assert runpy.run_path(str(Path(tiling.__file__).with_name("work.py")))["halves_allowed"](DTYPE_CODES["tf32"]) == (
+        value != "0"
+    )
+
+
+@pytest.mark.parametrize("options", [{"recurrent_dropout": True}, {"directions": 2}])
+def test_they_are_not_taken_where_no_gpu_has_run_them(options):
+    large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False, lengths=True)
+    assert by_halves(large, 35, H200).dtype_code == HALVES
+    assert by_halves(large._replace(**options), 35, H200).dtype_code == DTYPE_CODES["tf32"]
 
 
 @pytest.mark.usefixtures("taken")

@@ -10,8 +10,10 @@ using Number = float;
 
 #if DTYPE_CODE == 4
 using Factor = unsigned short;  // of products: float16
+#define NAME(name) name##_by_float16  // a kernel's, so that a profile tells it
 #else
 using Factor = Number;
+#define NAME(name) name
 #endif
 
 constexpr int VECTOR = 16 / sizeof(Factor);  // factors in 16 bytes

@@ -61,7 +61,7 @@ __device__ inline float over_block(float x, float* slots, Combine combine) {
 // [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0 where its
 // logits are finite. A logit that is infinite or NaN makes a row NaN. DTYPE_CODE 4: scale [2], the second one the logits'.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    softmax_cross_entropy(const Number* __restrict__ logits, const float* __restrict__ bias,
+    NAME(softmax_cross_entropy)(const Number* __restrict__ logits, const float* __restrict__ bias,
                           const long long* __restrict__ targets, const float* __restrict__ scale,
                           float* __restrict__ losses, Factor* __restrict__ d_logits, float* __restrict__ d_bias) {
   uint4* sums = reinterpret_cast<uint4*>(shared_memory());  // [VECTORS][NUMBERS / 4][THREADS] of four float32

@@ -34,11 +34,6 @@
 
 #include "lstm.cuh"
 
-#if HALVES
-#define NAME(name) name##_by_float16
-#else
-#define NAME(name) name
-#endif
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
 #else
