@@ -42,6 +42,12 @@ SMALL = dict(  # a tiling of one block of 16 units and 8 sequences
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
+@pytest.fixture(autouse=True)
+def without_float16(monkeypatch):
+    """What TensorFloat-32's place may have else is test_wavefront_halves.py's."""
+    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", False)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
