@@ -38,7 +38,7 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
-HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: about, of an H200
+HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: about that much on an H200
 HALVES_CALL_US = {
     False: 8.0,
     True: 16.0,

@@ -67,7 +67,6 @@ class Point(NamedTuple):
         num_layers, time: of the stack; steps.
         work: of one forward step of all layers.
         masked: whether its sequences end at lengths of their own.
-        stack: whether the stack alone was timed, forward and backward.
         by_float16: whether the kernels took factors of float16 in TensorFloat-32's place.
         dropout: whether there is some between the layers.
         ms: of a step, by implementation; None: it failed.
@@ -78,7 +77,6 @@ class Point(NamedTuple):
     time: int
     work: Work
     masked: bool
-    stack: bool
     by_float16: bool
     dropout: bool
     ms: dict[str, float | None]
@@ -111,7 +109,7 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
         name = f"{path.parts[-3]} {other.name}"
         kernels = ((ours.get("proof") or {}).get("kernel") or {}).get("kernels") or {}
         by_float16 = any(kernel.endswith("_by_float16") for kernel in kernels)
-        yield Point(name, num_layers, time, work, masked, xla["mode"] == "stack", by_float16, dropout, ms)
+        yield Point(name, num_layers, time, work, masked, by_float16, dropout, ms)
 
 
 def wrong_choices(monkeypatch) -> list[str]:

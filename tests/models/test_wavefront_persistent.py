@@ -44,7 +44,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is 
 
 @pytest.fixture(autouse=True)
 def without_float16(monkeypatch):
-    """What TensorFloat-32's place may have else is test_wavefront_halves.py's."""
+    """It rounds ties to the even number, TensorFloat-32 away from 0: not the very same. test_wavefront_halves.py has it."""
     monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", False)
 
 
