@@ -309,6 +309,10 @@ def complaints(parts, module) -> Iterator[str]:
             noted = any("losses of 3 of 6 steps" in note for note in part["notes"])
             if part["status"] != "ok" or noted != (mode == "train"):
                 yield f"chaotic, {way}, {mode}: {part['notes']}"
+    by_float16 = PROFILE | {"kernels": {**PROFILE["kernels"], "lstm_wavefront_forward_by_float16": 1.0}}
+    for mode, part in parts(module, "steps", lambda t, r: setattr(r, "profile_of", by_float16)).items():
+        if mode != "stack" and not any("float16" in note for note in part["notes"]):  # a stack has a profile of its own
+            yield f"by float16, {mode}: {part['notes']}"
     for way in ("steps", "fit", "training"):
         for mode, part in parts(module, way, with_dropout).items():
             if part["status"] != "ok" and mode not in ("forward", "stack"):
