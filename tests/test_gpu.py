@@ -80,6 +80,16 @@ def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, p
     assert "softmax_cross_entropy" + "_by_float16" * halves in proof.kernel["kernels"]
 
 
+@pytest.mark.parametrize("ptb", [False, True])
+def test_a_softmax_of_float16_without_the_kernel_is_proven_in_training(gpu_runtime, monkeypatch, ptb):
+    monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
+    cases.execute_in("tf32")
+    trial = cases.language_model("wavefront_persistent", "tf32", ptb=ptb)
+    reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")
+    proof = cases.prove(trial, "train", "tf32", reference, kernel, gpu_runtime)
+    assert proof.record()["ok"], proof.record()["reason"]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("row", ["keras_cudnn", "cudnn_stack"])
 def test_ptb_row_computes_what_the_reference_does(gpu_runtime, row, precision):
@@ -154,48 +164,84 @@ def test_recurrent_dropout_masks_and_directions_of_the_persistent_kernels_are_th
         assert error(given, expected) < limit
 
 
-@pytest.mark.parametrize(("masked", "last"), [(False, False), (True, False), (False, True)])
+def outputs_and_gradients(kind, x, canonical, mask=None, **options):
+    """Of WavefrontLSTM(**options) with these weights and of a sum of squares of what it returns, as one step of XLA."""
+    layer = WavefrontLSTM(implementation=kind, seed=1, **options)
+    layer.build(x.shape)
+    layer.set_canonical(canonical)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(tf.cast(outputs := layer(x, mask=mask, training=True), "float32")))
+        return [outputs, *tape.gradient(loss, [x, *(variable.value for variable in layer.trainable_variables)])]
+
+    return [np.float64(tf.cast(y, "float32")) for y in step(tf.constant(x))]
+
+
+def canonical_of(x, **options):
+    """Weights of such a layer."""
+    layer = WavefrontLSTM(**options)
+    layer.build(x.shape)
+    return layer.get_canonical()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "options"),
+    [
+        (False, {}), (True, {}),
+        (False, {"return_sequences": False}),  # gradients from above of the last step alone, which vanish on their way back
+        (False, {"direction": "bidirectional"}), (True, {"direction": "bidirectional"}),
+        (False, {"recurrent_dropout": 0.4}), (True, {"recurrent_dropout": 0.4, "direction": "bidirectional"}),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20), (1024, 1, 128)])
 def test_products_of_float16_in_the_kernels_err_as_tf32_does(
-    gpu_runtime, monkeypatch, units, layers, batch, masked, last
+    gpu_runtime, monkeypatch, units, layers, batch, masked, options, kept
 ):
-    """last: of the gradients from above that of the last step alone, so that they vanish on their way back."""
-    time = 25
+    time, codes = 25, []
     x = np.random.default_rng(0).normal(size=(batch, time, 30)).astype("float32")
     mask = np.arange(time) < 1 + np.arange(batch)[:, np.newaxis] % time if masked else None
-    options = dict(return_sequences=not last, dtype="float32")
-    kinds = [WavefrontLSTM(units, layers, implementation=kind, **options) for kind in ("xla", "persistent")]
-    for layer in kinds:
-        layer.build(x.shape)
-    kinds[1].set_canonical(kinds[0].get_canonical())
-    codes = []
+    options = {"units": units, "num_layers": layers, "return_sequences": True, "dtype": "float32"} | options
     for name in ("_forward", "_backward"):
         function = getattr(persistent, name)
         monkeypatch.setattr(persistent, name, lambda code, *rest, own=function: codes.append(code) or own(code, *rest))
-    monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
-
-    def run(layer):
-        @tf.function(jit_compile=True, autograph=False)
-        def step(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = tf.reduce_sum(tf.square(outputs := layer(x, mask=mask)))
-            sources = [x, *(variable.value for variable in layer.trainable_variables)]
-            return [outputs, *tape.gradient(loss, sources)]
-
-        return [np.float64(y) for y in step(tf.constant(x))]
-
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", -1e9)
+    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
+    monkeypatch.setattr("models.wavefront.work.HALVES_KEPT", kept)
     cases.execute_in("fp32")
-    expected = run(kinds[0])
+    canonical = canonical_of(x, **options)
+    expected = outputs_and_gradients("xla", x, canonical, mask, **options)
     cases.execute_in("tf32")
     errors = {}
     for allowed, code in ((False, DTYPE_CODES["tf32"]), (True, HALVES)):
         codes.clear()
         monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", allowed)
-        errors[allowed] = [error(*pair) for pair in zip(run(kinds[1]), expected, strict=True)]
+        found = outputs_and_gradients("persistent", x, canonical, mask, **options)
+        errors[allowed] = [error(*pair) for pair in zip(found, expected, strict=True)]
         assert set(codes) == {code}
     for halves, plain in zip(errors[True], errors[False], strict=True):
         assert halves < 1.2 * plain + 1e-5 and plain < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("policy", "precision"), [("float32", "fp32"), ("mixed_float16", "fp16"), ("mixed_bfloat16", "fp16")]
+)
+@pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_ring_changes_no_number(gpu_runtime, monkeypatch, masked, units, layers, batch, policy, precision):
+    x = np.random.default_rng(0).normal(size=(batch, 25, 30)).astype("float32")
+    mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
+    options = {"units": units, "num_layers": layers, "return_sequences": True, "dtype": policy}
+    cases.execute_in(precision)
+    canonical, found = canonical_of(x, **options), []
+    for rings in (set(), {*DTYPE_CODES.values()}):
+        monkeypatch.setattr("models.wavefront.work.RINGS", rings)
+        found.append(outputs_and_gradients("persistent", x, canonical, mask, **options))
+    for plain, through_ring in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, through_ring)
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])

@@ -268,7 +268,7 @@ class LanguageModel(trial.LanguageModelTrial):
 
     def _training_loss(self, hidden, targets):
         """The loss times `loss_scale`, whose gradients are taken, and the loss; `hidden` as of `_head`."""
-        if self.softmax_kernel:
+        if self.fused_loss and self.head.takes_scaled_loss(self._words_of_a_step()):
             terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
             scaled_loss, losses = self.head.scaled_loss(hidden, targets, self.loss_scale / terms)
             return scaled_loss, self._reduced(losses)

@@ -31,7 +31,7 @@ import tensorflow as tf
 from . import halves, nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .products import over_rows, product
+from .products import dot, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
 from .work import DTYPE_CODES, HALVES, WARPS, Work, halves_allowed, padded_units, parts
@@ -273,12 +273,11 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     """
     # Arguments of what is traced: a trace of one precision serves no other.
     work = _work(_dtype_code(x.dtype), False, bias.shape[-1] // 4, x, keep, lengths, recurrent.shape[0])
-    each_way = work, work._replace(backward=True)
-    forward, backward = (by_halves(way, x.shape[1], nvrtc.chip()).dtype_code for way in each_way)
+    code = by_halves(work, x.shape[1], nvrtc.chip()).dtype_code
 
     @tf.custom_gradient
     def run(*sources):
-        first, rest, outputs, h_end, c_end, *kept = _forward(forward, *_unwatched(sources), keep, lengths)
+        first, rest, outputs, h_end, c_end, *kept = _forward(code, *_unwatched(sources), keep, lengths)
 
         def gradient(*upstream):
             if tracing.vectorized():
@@ -286,9 +285,9 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
 
             @tf.custom_gradient
             def once(*given):
-                x, kernel, recurrent, links, _, _, c, *above = _unwatched(given)
+                x, kernel, recurrent, links, _, h, c, *above = _unwatched(given)
                 weights = kernel, recurrent, links
-                found = _backward(backward, x, *weights, first, rest, *kept, c, keep, lengths, *above)
+                found = _backward(code, x, *weights, first, rest, *kept, h, c, keep, lengths, *above)
                 return found, functools.partial(_second_derivatives, given, keep, lengths)
 
             return once(*sources, *upstream)
@@ -346,15 +345,21 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
     units = bias.shape[-1] // 4
     h, c = (tf.ensure_shape(state, [lanes, batch, units]) for state in (h, c))  # the kernels read by these sizes
     work = _work(dtype_code, False, units, x, keep, lengths, lanes)
-    projected = _projected(x, _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel)
+    if work.keeps_factors:
+        projected, input_undone = _projected_by_halves(x, kernel, units)
+    else:
+        input_undone = tf.ones([])
+        padded_inputs = fitting(work, nvrtc.chip()).padded_inputs
+        projected = _projected(x, _padded_gates(kernel, units) if padded_inputs else kernel)
     weights = tf.transpose(_padded(recurrent, units), [0, 2, 1])
     if linked:
         from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
         weights = tf.concat([weights, from_below], 2)
     dtype, wide = x.dtype, tf.float32
-    results = [tf.TensorSpec([directions, time, batch, units], dtype)]
+    kept = tf.float16 if work.keeps_factors else dtype
+    results = [tf.TensorSpec([directions, time, batch, units], kept)]
     if linked:
-        results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], dtype))
+        results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], kept))
     results += [
         tf.TensorSpec([directions, time, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -365,17 +370,37 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
     options = _options(work, keep, lengths)
     if work.dtype_code == HALVES:
         largest, _ = _sizes(recurrent, links, [1, 0])
-        (scale, undone), (h_scale, h_undone) = halves.powers(largest), halves.powers(tf.maximum(1.0, halves.largest(h)))
-        scales = tf.concat([[h_scale], h_undone * undone], 0)
+        (scale, undone), (h_scale, h_undone) = halves.powers(largest), _powers_of_h(h)
+        scales = tf.concat([[h_scale, input_undone], h_undone * undone], 0)
         operands = [_float16(weights, scale), projected, bias, h, c, scales, *options]
-        results.append(tf.TensorSpec([2, lanes, batch, weights.shape[-1]], tf.float16))
-        found = _launch(work, time, layer_units, operands, results)[:-1]
     else:
         operands = [_rounded(dtype_code, weights), projected, bias, h, c, *options]
-        found = _launch(work, time, layer_units, operands, results)
+    found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
     if not linked:
-        found.insert(1, tf.zeros([0, time, batch, 2 * units], dtype))
+        found.insert(1, tf.zeros([0, time, batch, 2 * units], kept))
     return tuple(found)
+
+
+def _powers_of_h(h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """halves.powers of all h that come from this one: those of a step are 1 at most."""
+    return halves.powers(tf.maximum(1.0, halves.largest(h)))
+
+
+def _projected_by_halves(x: tf.Tensor, kernel: tf.Tensor, units: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """[directions, time, batch, 4·units], padded gates, and a scalar: times it, it is x times the kernel."""
+    (x, x_undone), (kernel, kernel_undone) = _factors_of_x(x), _factors_of_kernel(kernel, units)
+    projected = dot(_rows(x), kernel, -1, -2)
+    return tf.reshape(projected, [*x.shape[:-1], 4 * units]), x_undone * kernel_undone
+
+
+def _factors_of_x(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """halves.scaled of x [..., features], with zeros to whole 16 bytes."""
+    return halves.scaled(with_zeros(x, -1, -x.shape[-1] % 8))
+
+
+def _factors_of_kernel(kernel: tf.Tensor, units: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Likewise of a kernel [directions, features, 4·layer_units]; its gates are padded."""
+    return halves.scaled(_padded_gates(with_zeros(kernel, -2, -kernel.shape[-2] % 8), units))
 
 
 def _projected(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -394,6 +419,7 @@ def _backward(
     rest,
     gates,
     cells,
+    h,
     c,
     keep,
     lengths,
@@ -408,9 +434,10 @@ def _backward(
         weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
     dtype, wide = recurrent.dtype, tf.float32
     work = _work(dtype_code, True, units, first, keep, lengths, lanes)
-    results = [tf.TensorSpec([directions, time, batch, 4 * units], dtype)]
+    kept = tf.float16 if work.keeps_factors else dtype
+    results = [tf.TensorSpec([directions, time, batch, 4 * units], kept)]
     if linked:
-        results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], dtype))
+        results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], kept))
     tiling = fitting(work, nvrtc.chip())
     results += [
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -423,13 +450,20 @@ def _backward(
         scale, undone = halves.powers(largest)
         bounds = _bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
         operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
-        results.append(tf.TensorSpec([2, lanes, batch, 4 * units], tf.float16))
-        found = _launch(work, time, layer_units, operands, results)[:-1]
     else:
         operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
-        found = _launch(work, time, layer_units, operands, results)
+    if work.keeps_factors:
+        results.append(tf.TensorSpec([lanes, time, batch], wide))
+    found = _launch(work, time, layer_units, operands, results, 4 * units)
+    d_undone = found.pop() if work.keeps_factors else None
     d_first, *d_rest, d_h, d_c, d_bias = found
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
+    of_states = tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
+    if work.keeps_factors:
+        _, h_undone = _powers_of_h(h)
+        return *_products_of_factors(
+            x, kernel, layer_units, first, rest, h_undone, d_first, d_rest, d_undone
+        ), *of_states
     d_gates = _layer_gates(d_first, layer_units)
     d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
@@ -449,7 +483,40 @@ def _backward(
             (d_both,) = _over_steps([rest], _layer_gates(d_rest[0], layer_units))
             d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
             d_links = d_both[:, units : units + layer_units]
-    return d_x, d_kernel, d_recurrent, d_links, tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
+    return d_x, d_kernel, d_recurrent, d_links, *of_states
+
+
+def _products_of_factors(
+    x, kernel, layer_units: int, first, rest, h_undone, d_first, d_rest, d_undone
+) -> tuple[tf.Tensor, ...]:
+    """Gradients by (x, kernel, recurrent, links), of the gradients by the gates' sums as factors of float16.
+
+    Each of their rows, a sequence at a step, has a power of two of its own. That of a sum over rows goes to the other factor.
+
+    Args:
+        first, rest, h_undone: [directions, time, batch, units], [lanes - 1, time, batch, 2·units] and a scalar: h.
+        d_first, d_rest, d_undone: [directions, …, 4·units], [[lanes - 1, …, 4·units]] or [], and [lanes, time, batch].
+    """
+    features, units, lowest = x.shape[-1], first.shape[-1], x.shape[0]
+    most = tf.reduce_max(d_undone)
+    relative = (d_undone / most)[..., tf.newaxis]  # exactly: powers of two
+
+    def over_steps(factors, of_lanes, gradients):
+        """[lanes, u, 4·units] without h's and x's power of two."""
+        factors = tf.cast(tf.cast(factors, tf.float32) * relative[of_lanes], tf.float16)
+        return most * dot(_rows(factors), _rows(gradients), -2, -2)
+
+    (x_factors, x_undone), (kernel_factors, kernel_undone) = _factors_of_x(x), _factors_of_kernel(kernel, units)
+    d_x = dot(_rows(d_first), kernel_factors, -1, -1)[..., :features]
+    d_x = tf.reshape(d_x, x.shape) * (kernel_undone * d_undone[:lowest, ..., tf.newaxis])
+    d_both = _layer_gates(over_steps(tf.concat([x_factors, first], -1), slice(0, lowest), d_first), layer_units)
+    d_kernel, d_recurrent = d_both[:, :features] * x_undone, d_both[:, -units:][:, :layer_units] * h_undone
+    d_links = tf.zeros([0, layer_units, 4 * layer_units])
+    if d_rest:
+        d_both = _layer_gates(over_steps(rest, slice(lowest, None), d_rest[0]), layer_units) * h_undone
+        d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
+        d_links = d_both[:, units : units + layer_units]
+    return d_x, d_kernel, d_recurrent, d_links
 
 
 def _over_steps(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
@@ -544,10 +611,14 @@ def _words(keep: tf.Tensor, itemsize: int) -> tf.Tensor:
     return tf.reduce_sum(tf.bitwise.left_shift(of_vectors, bits), [1, 4])
 
 
-def _launch(work: Work, time: int, layer_units: int, operands, results) -> list[tf.Tensor]:
+def _launch(work: Work, time: int, layer_units: int, operands, results, in_ring: int) -> list[tf.Tensor]:
+    """The results; in_ring: numbers of a sequence in a ring."""
     chip = nvrtc.chip()
     tiling = fitting(work, chip)
     code = ptx(work, time, layer_units, tiling, chip)
-    return nvrtc.launch(
-        kernel_name(work, tiling), code, operands, results, tiling.grid(work), 32 * WARPS, tiling.shared_bytes(work)
-    )
+    if ring := work.ring and tiling.source == Tiling.source:
+        factors = tf.float16 if work.dtype_code == HALVES else operands[0].dtype
+        results = [*results, tf.TensorSpec([2, work.lanes * work.directions, work.batch, in_ring], factors)]
+    size = 32 * WARPS, tiling.shared_bytes(work)
+    found = nvrtc.launch(kernel_name(work, tiling), code, operands, results, tiling.grid(work), *size)
+    return found[:-1] if ring else found

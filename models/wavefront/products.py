@@ -47,10 +47,10 @@ def product(a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: 
     inner, rows, columns = a.shape[of_a], a.shape[-3 - of_a], b.shape[-3 - of_b]
     whole = 4 if tf32() else 8  # numbers of 16 bytes, of bfloat16 where there are parts
     if -1 in (of_a, of_b):
-        a, b = _with_zeros(a, of_a, -inner % whole), _with_zeros(b, of_b, -inner % whole)
+        a, b = with_zeros(a, of_a, -inner % whole), with_zeros(b, of_b, -inner % whole)
     if of_a == -2:
-        a = _with_zeros(a, -1, -rows % whole)
-    b = _with_zeros(b, -3 - of_b, -columns % whole)  # which are the result's last axis
+        a = with_zeros(a, -1, -rows % whole)
+    b = with_zeros(b, -3 - of_b, -columns % whole)  # which are the result's last axis
     return _contracted(a, b, of_a, of_b)[..., :rows, :columns]
 
 
@@ -151,7 +151,7 @@ def _transposed(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(flat, transposed.shape)
 
 
-def _with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:
+def with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:
     """x with so many zeros after its axis -1 or -2."""
     if not more:
         return x
@@ -210,7 +210,7 @@ def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:
 
 def _divided(x: tf.Tensor, axis: int, pieces: int, length: int) -> tf.Tensor:
     """x with its axis -1 or -2 in pieces, on an axis of their own before the last two; zeros fill it up."""
-    x = _with_zeros(x, axis, pieces * length - x.shape[axis])
+    x = with_zeros(x, axis, pieces * length - x.shape[axis])
     if axis == -2:
         return tf.reshape(x, [*x.shape[:-2], pieces, length, x.shape[-1]])
     x = tf.reshape(x, [*x.shape[:-1], pieces, length])

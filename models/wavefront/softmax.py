@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from . import halves, nvrtc, products
 from .nvrtc import Chip
+from .softmax_loss import losses_and_gradients
 from .work import DTYPE_CODES, HALVES, halves_allowed
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
@@ -22,6 +23,9 @@ THREADS = ((512, 2), (1024, 1))
 REGISTERS = 40  # numbers of a row that a thread keeps, at most
 FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
 LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
+HALVES_FLOPS = float(
+    "inf"
+)  # of a product, from which on products of float16 pay without the kernel: no GPU has run that
 KERNEL = "softmax_cross_entropy"
 
 
@@ -74,9 +78,14 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
     return launch is not None and launch.threads >= FEW_THREADS
 
 
-def takes_halves(features: int, dtype: tf.DType) -> bool:
-    """Whether `scaled_loss_by_halves` is the way of a dense layer with so many features."""
-    return dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"]) and features % 8 == 0
+def takes_halves(dtype: tf.DType) -> bool:
+    """Whether `scaled_loss_by_halves` is the way of a dense layer."""
+    return dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"])
+
+
+def halves_pay(rows: int, features: int, columns: int, dtype: tf.DType) -> bool:
+    """Whether `scaled_loss_by_halves` should be the faster way where the kernel is not."""
+    return takes_halves(dtype) and 2 * rows * features * columns >= HALVES_FLOPS
 
 
 def scaled_loss(
@@ -135,23 +144,31 @@ def scaled_loss_by_halves(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`scaled_loss` of the logits x · kernel, whose product and the two of its gradient are of float16 (halves.py).
 
-    The gradient by the logits is that of a single loss there, which is 1 at most, and `scale` comes after the products.
+    The gradient by the logits is that of a single loss there, which is 1 at most, and `scale` comes after the products. Logits
+    that are too few for the kernel are XLA's.
 
     Args:
-        x, kernel: [rows, features] and [features, words] float32; features a multiple of 8.
+        x, kernel: [rows, features] and [features, words] float32.
     """
-    scale = tf.convert_to_tensor(scale, tf.float32)
+    scale, features = tf.convert_to_tensor(scale, tf.float32), x.shape[-1]
 
     @tf.custom_gradient
     def run(x, kernel, bias):
-        (x, of_x), (kernel, of_kernel) = halves.scaled(x), halves.scaled(kernel)
-        logits, scales = products.dot(x, kernel, -1, -2), tf.stack([halves.RANGE, of_x * of_kernel])
-        losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, HALVES)
+        x, of_x = halves.scaled(products.with_zeros(x, -1, -features % 8))  # to whole 16 bytes
+        kernel, of_kernel = halves.scaled(products.with_zeros(kernel, -2, -features % 8))
+        logits, undone = products.dot(x, kernel, -1, -2), of_x * of_kernel
+        if pays(*logits.shape, logits.dtype):
+            scales = tf.stack([halves.RANGE, undone])
+            losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, HALVES)
+        else:
+            losses, d_logits = losses_and_gradients(logits * undone + bias, targets, vocabulary)
+            d_logits *= halves.RANGE
+            d_bias, d_logits = tf.reduce_sum(d_logits, 0), tf.cast(d_logits, tf.float16)
 
         def gradient(upstream, _):
             by = upstream * scale / halves.RANGE
             d_x, d_kernel = products.dot(d_logits, kernel, -1, -1), products.dot(x, d_logits, -2, -2)
-            return d_x * (by * of_kernel), d_kernel * (by * of_x), d_bias * by
+            return d_x[:, :features] * (by * of_kernel), d_kernel[:features] * (by * of_x), d_bias * by
 
         return (scale * tf.reduce_sum(losses), losses), gradient
 

@@ -87,7 +87,7 @@ class SoftmaxHead(keras.layers.Layer):
         targets = tf.reshape(tf.cast(targets, tf.int64), _leading(inputs))
         if training and self.fused:
             _check_fused(targets, inputs_mask)
-        if not (training and self.runs_kernel(targets.shape.num_elements())):
+        if not (training and self.takes_scaled_loss(targets.shape.num_elements())):
             losses = self.cross_entropy(self.padded_logits(inputs), targets)
             if inputs_mask is None:
                 self.add_loss(tf.reduce_mean(losses))
@@ -131,6 +131,17 @@ class SoftmaxHead(keras.layers.Layer):
             return False
         return softmax.pays(rows, padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype))
 
+    def takes_scaled_loss(self, rows: int | None) -> bool:
+        """Whether `scaled_loss` of so many rows is the faster way.
+
+        Raises:
+            ValueError: as of runs_kernel.
+        """
+        if self.runs_kernel(rows):
+            return True
+        size = *self.kernel.shape[:1], padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype)
+        return self.fused and rows is not None and softmax.halves_pay(rows, *size)
+
     def padded_logits(self, inputs: tf.Tensor) -> tf.Tensor:
         """Logits [..., padded vocabulary] of inputs [..., features]; words that do not exist are never predicted."""
         kernel, bias = padded(self.kernel.value, self.bias.value)
@@ -144,7 +155,7 @@ class SoftmaxHead(keras.layers.Layer):
     def scaled_loss(
         self, inputs: tf.Tensor, targets: tf.Tensor, scale: float | tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """scale · Σ losses with its gradients from the CUDA kernel, and the losses [...], which have no gradient.
+        """scale · Σ losses with its gradients, from the CUDA kernel where it pays, and the losses [...], which have no gradient.
 
         Args:
             inputs: [..., features], of a static shape.
@@ -153,7 +164,7 @@ class SoftmaxHead(keras.layers.Layer):
         """
         kernel, bias = padded(self.kernel.value, self.bias.value)
         of_words = tf.cast(bias, tf.float32), tf.reshape(targets, [-1]), self.vocabulary, scale
-        if softmax.takes_halves(kernel.shape[0], tf.as_dtype(self.compute_dtype)):
+        if softmax.takes_halves(tf.as_dtype(self.compute_dtype)):
             total, losses = softmax.scaled_loss_by_halves(self._flat(inputs), kernel, *of_words)
         else:
             total, losses = softmax.scaled_loss(self._product(inputs, kernel), *of_words)

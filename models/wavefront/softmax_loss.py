@@ -41,16 +41,35 @@ def softmax_losses(logits: tf.Tensor, targets: tf.Tensor, vocabulary: int) -> tf
 @tf.custom_gradient
 def _softmax_losses(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     wide = logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
-    chosen = tf.range(logits.shape[-1], dtype=targets.dtype) == targets[..., tf.newaxis]
-    normalizer = tf.reduce_logsumexp(wide, axis=-1)
-    losses = normalizer - tf.reduce_sum(tf.where(chosen, wide, tf.zeros([], wide.dtype)), axis=-1)
+    chosen, normalizer, losses = _of_logits(wide, targets)
 
     def gradient(upstream):
-        probabilities = tf.exp(wide - normalizer[..., tf.newaxis])
-        d_logits = (probabilities - tf.cast(chosen, wide.dtype)) * upstream[..., tf.newaxis]
+        d_logits = _gradients(wide, normalizer, chosen) * upstream[..., tf.newaxis]
         return tf.cast(d_logits, logits.dtype), None
 
     return losses, gradient
+
+
+def _of_logits(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Which logits [..., words] are the targets', the logarithm of the sum of their exponentials, and the losses [...]."""
+    chosen = tf.range(logits.shape[-1], dtype=targets.dtype) == targets[..., tf.newaxis]
+    normalizer = tf.reduce_logsumexp(logits, axis=-1)
+    return chosen, normalizer, normalizer - tf.reduce_sum(tf.where(chosen, logits, tf.zeros([], logits.dtype)), axis=-1)
+
+
+def _gradients(logits: tf.Tensor, normalizer: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
+    return tf.exp(logits - normalizer[..., tf.newaxis]) - tf.cast(chosen, logits.dtype)
+
+
+def losses_and_gradients(logits: tf.Tensor, targets: tf.Tensor, vocabulary: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The losses as of softmax_losses, and the gradient of each by its logits: 1 at most, 0 where the target is no word.
+
+    Args, returns: as of softmax_losses, logits and gradients [rows, words] float32.
+    """
+    is_word = (targets >= 0) & (targets < vocabulary)
+    chosen, normalizer, losses = _of_logits(logits, targets)
+    gradients = tf.where(is_word[:, tf.newaxis], _gradients(logits, normalizer, chosen), 0.0)
+    return tf.where(is_word, losses, float("nan")), gradients
 
 
 def add_bias(logits: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -39,10 +39,7 @@ COST_US = {
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
 HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: about that much on an H200
-HALVES_CALL_US = {
-    False: 8.0,
-    True: 16.0,
-}  # of a launch, forward and backward: an estimate of finding how large its numbers are
+HALVES_CALL_US = 24.0  # of two launches, forward and backward: an estimate of finding how large their numbers are
 HALVES_STEPS = 2048  # at most: they bound a gradient by the number of steps
 
 
@@ -154,12 +151,13 @@ class Tiling(NamedTuple):
     def defines(self, work: Work, time: int, layer_units: int) -> tuple[tuple[str, int], ...]:
         """The macros of the kernels' source; layer_units: without the padding of `work`."""
         found = {
-            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "LAYER_UNITS": layer_units,
+            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units,
+            "LAYER_UNITS": work.units if work.keeps_factors else layer_units,
             "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward), "UNIT_TILE": self.unit_tile,
             "BATCH_TILE": self.batch_tile, "SPLIT": self.split, "COLUMN_WARPS": self.column_warps,
             "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared, "PREFETCH_DEPTH": self.prefetch_depth,
             "CHUNK": self.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
-            "DIRECTIONS": work.directions,
+            "DIRECTIONS": work.directions, "RING": int(work.ring), "KEEP_FACTORS": int(work.keeps_factors),
         }  # fmt: skip
         return tuple(found.items())
 
@@ -208,10 +206,7 @@ def _fits(work: Work, chip: Chip) -> bool:
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:
-    """The same of tf32 with factors of float16, where a launch should take less time then or does not fit without.
-
-    Both ways have to fit with them, though each is decided by itself.
-    """
+    """The same of tf32 with factors of float16, where both ways should take less time then or do not fit without."""
     if not halves_allowed(work.dtype_code) or time > HALVES_STEPS or work.units % multiple(2):
         return work
     if (work.recurrent_dropout or work.directions > 1) and not HALVES_OF_OPTIONS:
@@ -222,8 +217,14 @@ def by_halves(work: Work, time: int, chip: Chip) -> Work:
     if not _fits(work, chip):
         return halves
     steps = time + work.lanes - 1
-    own, other = (steps * step_us(each, best_tiling(each, chip), costs(chip)) for each in (work, halves))
-    return halves if other + HALVES_CALL_US[work.backward] < own else work
+    own, other = (steps * sum(_each_way_us(of, chip)) for of in (work, halves))
+    return halves if other + HALVES_CALL_US < own else work
+
+
+def _each_way_us(work: Work, chip: Chip) -> list[float]:
+    """Of a step forward and backward, which fit."""
+    both = (work._replace(backward=backward) for backward in (False, True))
+    return [step_us(each, best_tiling(each, chip), costs(chip)) for each in both]
 
 
 def streamed(work: Work, time: int, chip: Chip) -> float:
@@ -328,9 +329,8 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
 def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     """An estimate of a whole stack both ways, `work.lanes` layers at a time, without what any division into lanes has; inf: it
     does not fit."""
-    works = [by_halves(work._replace(backward=backward), time, chip) for backward in (False, True)]
-    found = [best_tiling(of_pass, chip) for of_pass in works]
-    if None in found:
+    taken = by_halves(work, time, chip)
+    if not _fits(taken, chip):
         return float("inf")
     groups = num_layers // work.lanes
     steps = (time + work.lanes - 1) * groups
@@ -341,5 +341,5 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
         16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
         + 16 * rows * work.units * work.itemsize / BYTES_PER_US
     )
-    of_sizes = groups * sum(HALVES_CALL_US[of_pass.backward] for of_pass in works if of_pass.dtype_code == HALVES)
-    return outside + of_sizes + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, found, strict=True))
+    of_sizes = groups * HALVES_CALL_US * (taken.dtype_code == HALVES)
+    return outside + of_sizes + steps * sum(_each_way_us(taken, chip))

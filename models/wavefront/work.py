@@ -7,6 +7,9 @@ DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CO
 HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
 HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1") != "0"
 HALVES_OF_OPTIONS = False  # also with recurrent dropout and in two directions: no GPU has run these
+# No GPU has run these either: what stays for the weights' gradients as factors of float16, and rings of other DTYPE_CODEs.
+HALVES_KEPT = False
+RINGS = {HALVES}
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 
@@ -37,6 +40,16 @@ class Work(NamedTuple):
     def itemsize(self) -> int:
         """Bytes of a number in the products."""
         return 2 if self.dtype_code in (1, 2, HALVES) else 4
+
+    @property
+    def keeps_factors(self) -> bool:
+        """Whether what stays for the weights' gradients is of float16, see halves.py."""
+        return HALVES_KEPT and self.dtype_code == HALVES and not self.recurrent_dropout
+
+    @property
+    def ring(self) -> bool:
+        """Whether what a step needs of the last one goes through a ring."""
+        return self.dtype_code in RINGS
 
 
 def halves_allowed(dtype_code: int) -> bool:

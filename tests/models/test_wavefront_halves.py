@@ -20,7 +20,8 @@ from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
 
 ALLOWED = "models.wavefront.work.HALVES_ALLOWED"
-ALWAYS = dict.fromkeys((False, True), -1e9)  # us of a launch
+KEPT = "models.wavefront.work.HALVES_KEPT"
+ALWAYS = -1e9  # us of two launches
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,28 @@ def taken(monkeypatch):
     monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
 
 
-@pytest.fixture
-def in_both(monkeypatch, folder):
-    """Callable: (function that runs a stack) → what it returns with factors of float16, and without."""
+def dot_of_float16(a, b, of_a, of_b):
+    """products.dot without XLA."""
+    assert a.dtype == b.dtype == tf.float16
+    return tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_a=of_a == -2, transpose_b=of_b == -1)
+
+
+def product_of_tf32(a, b, transpose_a=False, transpose_b=False):
+    """products.product as a GPU has it."""
+    a, b = (persistent._rounded(DTYPE_CODES["tf32"], x) for x in (a, b))
+    return tf.matmul(a, b, transpose_a, transpose_b)
+
+
+@pytest.fixture(params=[False, True], ids=["", "kept"])
+def in_both(request, monkeypatch, folder):
+    """Callable: (function that runs a stack) → what it returns with factors of float16, and without.
+
+    With those, also what stays for the weights' gradients is of float16, or not.
+    """
+    monkeypatch.setattr(KEPT, request.param)
+    monkeypatch.setattr(persistent, "dot", dot_of_float16)
+    monkeypatch.setattr(persistent, "product", product_of_tf32)
+    monkeypatch.setattr(persistent, "over_rows", lambda xs, y: [product_of_tf32(x, y, transpose_a=True) for x in xs])
 
     def run(function):
         found, codes, launch = [], [], persistent._launch
@@ -74,7 +94,7 @@ def test_errors_are_tf32s(in_both, name, options):
     expected = results(lstm_stack, "float64", *shape, **options)
     found = in_both(lambda: results(persistent_stack, "float32", *shape, together=together, **options))
     halves, tf32 = (worst(each, expected) for each in found)
-    assert 0 < halves < 1.1 * tf32 < 2e-3
+    assert 0 < halves < 1.3 * tf32 < 2e-3
 
 
 @needs_compiler
@@ -149,7 +169,7 @@ def test_gradients_that_vanish_on_their_way_back_are_as_precise_at_every_step(in
     assert np.abs(expected[0]).max() < (1e-9 if layers == 1 else 1e-5) * np.abs(expected[-1]).max()
     for found in in_both(lambda: stack_of(persistent_stack, "float32", **sizes)):
         for step, exact in zip(found[3], expected, strict=True):
-            assert worst([step], [exact]) < 1.2e-3
+            assert worst([step], [exact]) < 1.5e-3
 
 
 @needs_compiler
@@ -369,11 +389,11 @@ def test_kernels_of_the_published_shapes_compile(chip):
 
 
 def losses_and_gradients(dtype, size_of_x, size_of_kernel, scale, targets, head):
-    """Of 21 words of 130, 24 features: losses, and gradients of scale · their sum by x, kernel and bias."""
+    """Of 21 words of 130, 20 features: losses, and gradients of scale · their sum by x, kernel and bias."""
     rng = np.random.default_rng(5)
-    x = tf.constant(rng.normal(size=[21, 24]) * size_of_x, dtype)
+    x = tf.constant(rng.normal(size=[21, 20]) * size_of_x, dtype)
     kernel, bias = padded(
-        tf.constant(rng.normal(size=[24, 130]) * size_of_kernel, dtype), tf.constant(rng.normal(size=130), dtype)
+        tf.constant(rng.normal(size=[20, 130]) * size_of_kernel, dtype), tf.constant(rng.normal(size=130), dtype)
     )
     with tf.GradientTape() as tape:
         tape.watch([x, kernel, bias])
@@ -386,15 +406,14 @@ def in_float64(x, kernel, bias, targets, scale):
     return scale * tf.reduce_sum(losses), losses
 
 
-@pytest.fixture
-def by_float16(monkeypatch, folder):
-    """softmax.scaled_loss_by_halves, its kernel on the emulator and its products in NumPy."""
-
-    def dot(a, b, of_a, of_b):
-        assert a.dtype == b.dtype == tf.float16
-        return tf.matmul(tf.cast(a, tf.float32), tf.cast(b, tf.float32), transpose_a=of_a == -2, transpose_b=of_b == -1)
-
-    monkeypatch.setattr(products, "dot", dot)
+@pytest.fixture(params=[True, False], ids=["kernel", "without it"])
+def by_float16(request, monkeypatch, folder):
+    """softmax.scaled_loss_by_halves, its kernel on the emulator or without it, and its products in NumPy."""
+    monkeypatch.setattr(products, "dot", dot_of_float16)
+    if request.param:
+        monkeypatch.setattr(softmax, "LARGE", 0)
+        monkeypatch.setattr(softmax, "FEW_THREADS", 0)
+    monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
     with emulated(monkeypatch, folder):
         yield lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_halves(
             x, kernel, bias, targets, 130, scale
@@ -431,11 +450,9 @@ def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_
 @needs_compiler
 @pytest.mark.usefixtures("taken", "by_float16")
 def test_the_fused_head_trains_by_them(monkeypatch):
-    monkeypatch.setattr(softmax, "LARGE", 0)
-    monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     rng, found, made = np.random.default_rng(7), [], softmax.scaled_loss_by_halves
     monkeypatch.setattr(softmax, "scaled_loss_by_halves", lambda *given: found.append(given[0].shape) or made(*given))
-    x, targets = tf.constant(rng.normal(size=[3, 7, 24]), tf.float32), tf.constant(rng.integers(0, 130, [3, 7]))
+    x, targets = tf.constant(rng.normal(size=[3, 7, 20]), tf.float32), tf.constant(rng.integers(0, 130, [3, 7]))
     gradients, heads = [], [SoftmaxHead(130, fused=fused) for fused in (True, False)]
     for head in heads:
         head.build(x.shape)
@@ -446,18 +463,23 @@ def test_the_fused_head_trains_by_them(monkeypatch):
             (loss,) = head.losses
         sources = x, head.kernel.value, head.bias.value
         gradients.append([np.float64(y) for y in (loss, *tape.gradient(loss, sources))])
-    assert found == [(21, 24)]
+    assert found == [(21, 20)]
     assert worst(*gradients) < 2e-3
 
 
 @pytest.mark.usefixtures("taken")
-def test_the_head_takes_them_by_tf32_of_whole_16_bytes_alone(monkeypatch):
-    given = {"features": 24, "dtype": tf.float32}
-    for tf32 in (True, False):
+def test_the_head_takes_them_by_tf32_alone(monkeypatch):
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr(softmax, "HALVES_FLOPS", 2 * 15 * 24 * 192)
+    heads = [
+        SoftmaxHead(130, fused=fused, dtype=dtype)
+        for fused, dtype in ((True, "float32"), (True, "mixed_float16"), (False, None))
+    ]
+    for head in heads:
+        head.build([None, 24])
+    for tf32, allowed in itertools.product((True, False), repeat=2):
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
-        assert softmax.takes_halves(**given) == tf32
-        assert not softmax.takes_halves(**given | {"features": 20})
-        assert not softmax.takes_halves(**given | {"dtype": tf.float16})
-    monkeypatch.setattr(ALLOWED, False)
-    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: True)
-    assert not softmax.takes_halves(**given)
+        monkeypatch.setattr(ALLOWED, allowed)
+        assert softmax.takes_halves(tf.float32) == (tf32 and allowed) and not softmax.takes_halves(tf.float16)
+        assert [head.takes_scaled_loss(15) for head in heads] == [tf32 and allowed, False, False]
+        assert not any(head.takes_scaled_loss(rows) for head in heads for rows in (14, None))

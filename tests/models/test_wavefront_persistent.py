@@ -154,6 +154,23 @@ def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [("three layers along the diagonal, three tiles of sequences", True), ("layers in turn, padded units", None)],
+)
+@pytest.mark.parametrize("precision", LIMIT)
+def test_a_ring_changes_no_number(monkeypatch, folder, name, precision, lengths):
+    *shape, together = SHAPES[name]
+    dtype, found = "float32" if precision == "tf32" else precision, []
+    for rings in (set(), {*DTYPE_CODES.values()}):
+        monkeypatch.setattr("models.wavefront.work.RINGS", rings)
+        with emulated(monkeypatch, folder, tf32=precision == "tf32"):
+            found.append(results(persistent_stack, dtype, *shape, together=together, lengths=lengths))
+    for plain, through_ring in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, through_ring)
+
+
+@needs_compiler
 @pytest.mark.parametrize(("layers", "together"), [(1, None), (3, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("longest", [(0, 2, 5), (3, 0, 0), (0, 0, 0), (7, 4, 1)])
 def test_a_group_of_sequences_ends_with_its_longest_one(monkeypatch, folder, layers, together, longest):

@@ -16,18 +16,21 @@
 // add up each other's sums through distributed shared memory; so each reads 1 / SPLIT of the other operand.
 //
 // Products and their operands are as in lstm.cuh. Rows of A are gates in the forward kernel and units in the backward kernel.
-// With HALVES what products read goes through a ring of two steps in float16, [2, lanes, batch, K], beside the float32 that stays.
+// With RING what products read goes through a ring of two steps, [2, lanes, batch, K], beside what stays for the weights' gradients.
 //
 // The host (Tiling.defines in models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
 //   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
 //                        one's in every array but the lengths
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   LAYER_UNITS          units of a layer, without the padding
+//   LAYER_UNITS          units of a layer in the projected inputs: without the padding, unless KEEP_FACTORS
 //   DTYPE_CODE           see lstm.cuh. Sums and c are float32
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
+//   RING                 see above; of HALVES always
+//   KEEP_FACTORS         1, of HALVES: what stays for the weights' gradients are the products' factors, and what undoes a gradient's
+//                        power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
@@ -214,7 +217,14 @@ struct Operand {
   int pitch;
 };
 
-#if HALVES
+// What stays for the products of the weights' gradients.
+#if KEEP_FACTORS
+using Kept = Factor;
+#else
+using Kept = Number;
+#endif
+
+#if RING
 constexpr int RING_PITCH = BACKWARD ? GATES : SEGMENTS * UNITS;
 __device__ inline Factor* of_ring(Factor* ring, int step, int lane) {
   return ring + ((step & 1) * LANES * DIRECTIONS + lane) * (size_t)BATCH * RING_PITCH;
@@ -417,7 +427,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
 #if HALVES
-    const float* __restrict__ scales,      // [1 + lanes]: what h is multiplied by; what a lane's sums are multiplied by
+    const float* __restrict__ scales,      // [2 + lanes]: what h, the projected input and a lane's sums are multiplied by
 #endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
@@ -425,15 +435,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if LENGTHS
     const int* __restrict__ lengths,       // [batch], see Ends
 #endif
-    Number* first,
+    Kept* first,
 #if LANES > 1
-    Number* rest,
+    Kept* rest,
 #endif
     Number* outputs,                       // [time, batch, units], of the last lane
     Number* h_end, float* c_end,           // [lanes, batch, units]
     float* gates,                          // [lanes, time, batch, 4·units], i f g o
     float* cells                           // [lanes, time, batch, units], c after each step
-#if HALVES
+#if RING
     , Factor* ring                         // of h and the output of the lane below
 #endif
 ) {
@@ -441,7 +451,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   Place place;
   const int lane = place.lane, unit = place.unit;
 #if LANES == 1
-  Number* rest = first;
+  Kept* rest = first;
 #endif
 #if !RECURRENT_DROPOUT
   const unsigned* seen = nullptr;
@@ -461,11 +471,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
-#if HALVES
+#if RING
   const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
-  const float h_scale = scales[0], undo = scales[1 + in_ring];
 #endif
-  Number* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
+#if HALVES
+  const float h_scale = scales[0], of_input = scales[1], undo = scales[2 + in_ring];
+  auto factor = [&](float h) { return to_float16(h * h_scale); };
+#else
+  auto factor = [](Number h) { return h; };
+#endif
+#if KEEP_FACTORS
+  auto kept = factor;
+  auto factor_of = [](Kept h) { return h; };
+#else
+  auto kept = [](Number h) { return h; };
+  auto factor_of = factor;
+#endif
+  Kept* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
   float bias_of[4], c[POINTS];
 #pragma unroll
   for (int gate = 0; gate < 4; ++gate) bias_of[gate] = unit < 0 ? 0 : bias[lane * GATES + gate * UNITS + unit];
@@ -476,11 +498,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     size_t at = (size_t)place.sequence(point) * UNITS + unit;
     c[point] = c_0[lane * PLANE + at];
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
-    operand[(size_t)place.sequence(point) * pitch + unit] = h;
-#if HALVES
-    of_ring(ring, 0, in_ring)[(size_t)place.sequence(point) * RING_PITCH + unit] = to_float16(h * h_scale);
+    operand[(size_t)place.sequence(point) * pitch + unit] = kept(h);
+#if RING
+    of_ring(ring, 0, in_ring)[(size_t)place.sequence(point) * RING_PITCH + unit] = factor(h);
 #endif
-    if (!ends.last) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
+    if (!ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
 
   tell_group(place);
@@ -516,8 +538,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 
     if (active) {
       Sums sums = {};
-      const Number* now = operand + (size_t)time * BATCH * pitch;
-#if HALVES
+      const Kept* now = operand + (size_t)time * BATCH * pitch;
+#if RING
       const Factor* factors = of_ring(ring, time, in_ring);
       multiply(sums, own_weights, {factors, lane ? factors + UNITS : nullptr, RING_PITCH}, masks);
 #else
@@ -529,7 +551,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
 #if HALVES
-          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate]);
+          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate] * of_input);
 #else
           z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
 #endif
@@ -538,24 +560,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         const float c_before = c[point];
         c[point] = f * c[point] + i * g;
         gates_of[point][0] = i, gates_of[point][1] = f, gates_of[point][2] = g, gates_of[point][3] = o;
-        Number h = to_operand(o * tangent(c[point])), output = h;
-#if LENGTHS
-        if (ends.passed(point, time)) c[point] = c_before, h = now[(size_t)sequence * pitch + unit], output = 0;
-#endif
-
+        const Number h = to_operand(o * tangent(c[point]));
+        Number output = h;
+        Kept stays = kept(h);
         const size_t at = (size_t)sequence * UNITS + unit;
-        if (time + 1 < ends.last)
-          operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = h;
-        else
-          h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
+        if (time + 1 == ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
+#if LENGTHS
+        if (ends.passed(point, time)) c[point] = c_before, stays = now[(size_t)sequence * pitch + unit], output = 0;
+#endif
+        if (time + 1 < ends.last) operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = stays;
         if (lane + 1 < LANES)
-          rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = h;
+          rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = stays;
         else
           outputs[time * PLANE + at] = output;
-#if HALVES
-        const Factor factor = to_float16(h * h_scale);
-        if (time + 1 < ends.last) of_ring(ring, time + 1, in_ring)[(size_t)sequence * RING_PITCH + unit] = factor;
-        if (lane + 1 < LANES) of_ring(ring, time, in_ring + 1)[(size_t)sequence * RING_PITCH + UNITS + unit] = factor;
+#if RING
+        const Factor passed_on = factor_of(stays);
+        if (time + 1 < ends.last) of_ring(ring, time + 1, in_ring)[(size_t)sequence * RING_PITCH + unit] = passed_on;
+        if (lane + 1 < LANES) of_ring(ring, time, in_ring + 1)[(size_t)sequence * RING_PITCH + UNITS + unit] = passed_on;
 #endif
       });
     }
@@ -597,13 +618,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if LENGTHS
     const int* __restrict__ lengths,
 #endif
-    Number* d_first,                       // [time, batch, 4·units]: of lane 0, by the gates' sums
+    Kept* d_first,                         // [time, batch, 4·units]: of lane 0, by the gates' sums
 #if LANES > 1
-    Number* d_rest,                        // [lanes - 1, time, batch, 4·units]: of every further lane
+    Kept* d_rest,                          // [lanes - 1, time, batch, 4·units]: of every further lane
 #endif
     Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
     float* d_bias                          // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
-#if HALVES
+#if KEEP_FACTORS
+    , float* d_undone                      // [lanes, time, batch]: what undoes the power of two of d_first and d_rest
+#endif
+#if RING
     , Factor* ring                         // of the gradients by the gates' sums
 #endif
 ) {
@@ -611,7 +635,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   Place place;
   const int lane = place.lane, unit = place.unit;
 #if LANES == 1
-  Number* d_rest = d_first;
+  Kept* d_rest = d_first;
 #endif
 #if !RECURRENT_DROPOUT
   const unsigned* seen = nullptr;
@@ -631,7 +655,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   const Masks masks(seen, place);
   const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
-  Number* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * PLANE : d_first;
+  Kept* d_own = lane ? d_rest + (size_t)(lane - 1) * TIME * 4 * PLANE : d_first;
   float d_bias_of[4] = {}, d_c[POINTS], c[POINTS], d_h_kept[POINTS];  // kept: of an h that stands still
 #pragma unroll
   for (int point = 0; point < POINTS; ++point) {
@@ -642,11 +666,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     if (const int end = ends.of[point]) c[point] = cells[((size_t)lane * TIME + end - 1) * PLANE + at];
   }
 
+#if RING
+  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
+#endif
 #if HALVES
   // The gradients by the gates' sums of a step differ by orders of magnitude from another's. Before a step they are known to be `bound` at
   // most: by the largest of the last step's and of those by c, `most`, and of what comes from outside at this step (see `_bounds` in
   // persistent.py). The power of two for that is the step's, of all blocks of the group: written so that all find the very same.
-  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
   const float h_end = scales[0], of_sums = scales[1], c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + in_ring];
   const float* of_outputs = scales + 4 + LANES * DIRECTIONS;
   auto bound = [&](unsigned most_bits, float outside, float by_c) {
@@ -676,9 +702,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           d_output[point] = lane + 1 < LANES || ends.passed(point, time) ? 0 : wide(d_outputs[time * PLANE + at]);
           if (time + 1 == ends.last) d_output[point] += wide(d_h_end[lane * PLANE + at]);
         }
-    if (step < ends.last + LANES - 2) wait_for_group(place, ends.last + LANES - 2 - step);
-#if HALVES
     const int turn = ends.last + LANES - 2 - step;  // from 0 on
+    if (turn) wait_for_group(place, turn);
+#if HALVES
     const unsigned last_most = turn ? __ldcg(largest[(turn + 2) % 3] + place.group) : 0;
     const bool at_ends = LENGTHS || turn < LANES;  // of some sequence or lane
     const float outside = (at_ends ? h_end : 0) + (step < LANES - 1 ? 0 : of_outputs[step - (LANES - 1)]), by_c = at_ends ? c_end : 0;
@@ -689,15 +715,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     if (active) {
       Sums sums = {};
       const bool has_next = time + 1 < ends.last, has_above = lane + 1 < LANES && time >= 0;
-#if HALVES
+#if RING
       multiply(sums, own_weights,
                {has_next ? of_ring(ring, turn + 1, in_ring) : nullptr, has_above ? of_ring(ring, turn + 1, in_ring + 1) : nullptr,
                 GATES}, masks);
-      const float scale = power(bounded = bound(last_most, outside, by_c));
 #else
       multiply(sums, own_weights,
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
                 has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
+#endif
+#if HALVES
+      const float scale = power(bounded = bound(last_most, outside, by_c));
 #endif
       gather(sums, partial, place, [&](int point, const auto& total) {
         const int sequence = place.sequence(point);
@@ -705,6 +733,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         float d_h = total[0];
 #if HALVES
         d_h = d_h * undo * undo_weights;
+#endif
+#if RING
         Factor* factors = of_ring(ring, turn, in_ring) + (size_t)sequence * GATES + unit;
 #endif
         if (LENGTHS) d_h += d_h_kept[point];
@@ -717,13 +747,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           return;
         }
         d_h += d_output[point];
-        Number* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
+        Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
+#if KEEP_FACTORS
+        if (unit == 0) d_undone[((size_t)in_ring * TIME + time) * BATCH + sequence] = undone(bounded);
+#endif
         if (ends.passed(point, time)) {
           d_h_kept[point] = d_h;
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) {
             to[gate * UNITS] = 0;
-#if HALVES
+#if RING
             factors[gate * UNITS] = 0;
 #endif
           }
@@ -739,11 +772,20 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         c[point] = c_before[point];
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
-          to[gate * UNITS] = to_operand(d_gates[gate]);
           d_bias_of[gate] += d_gates[gate];
 #if HALVES
-          factors[gate * UNITS] = to_float16(d_gates[gate] * scale);
+          const Factor factor = to_float16(d_gates[gate] * scale);
           most = larger(most, d_gates[gate]);
+#else
+          const Factor factor = to_operand(d_gates[gate]);
+#endif
+#if RING
+          factors[gate * UNITS] = factor;
+#endif
+#if KEEP_FACTORS || !HALVES
+          to[gate * UNITS] = factor;
+#else
+          to[gate * UNITS] = to_operand(d_gates[gate]);
 #endif
         }
 #if HALVES
@@ -772,9 +814,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
       for (int point = 0; point < POINTS; ++point) {
         if (place.sequence(point) >= BATCH) continue;
-        Number* to = d_own + ((size_t)time * BATCH + place.sequence(point)) * GATES + unit;
+        Kept* to = d_own + ((size_t)time * BATCH + place.sequence(point)) * GATES + unit;
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
+#if KEEP_FACTORS
+        if (unit == 0) d_undone[((size_t)in_ring * TIME + time) * BATCH + place.sequence(point)] = undone(0);
+#endif
       }
 #endif
   if (unit >= 0)
