@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import UserError
+from harness.record.settings import EXCEPTIONS
 from harness.run.limits import LIMITS, Limit, Percentage, known_limit
 
 NO_TF32 = "--precision=tf32: a CPU has no TensorFloat-32; expected fp32, fp16 or bf16 with --device=cpu"
@@ -95,9 +96,7 @@ class Constants(dict):
         self._header = header
 
     def __missing__(self, name: str) -> object:
-        close = difflib.get_close_matches(name, self._header.constants, 1)
-        hint = f"is {close[0]} in line {self._header.constants[close[0]].line} meant for it?" if close else "restore it"
-        raise UserError(f"{self._header.path}: the header lacks {name}; {hint}")
+        raise UserError(f"{self._header.path}: the header lacks {name}; restore it")
 
 
 @dataclass
@@ -124,7 +123,8 @@ def read_header(path: str | os.PathLike) -> Header:
     """Read the constants between the first two rules of a script.
 
     Raises UserError, with path and line, for a value that is no literal or outside its limit, for a line that is no
-    `NAME = value`, and for a config or preset that sets an unknown constant.
+    `NAME = value`, for a constant that neither the harness nor the script below knows, and for a config or preset that sets an
+    unknown constant.
     """
     try:
         with tokenize.open(path) as file:
@@ -166,6 +166,9 @@ def read_header(path: str | os.PathLike) -> Header:
         pairs = [*value.items()] if isinstance(value, dict) else [("", value)]
         if name in _TABLES and any((type(entry), type(values)) != (str, dict) for entry, values in pairs):
             raise UserError(f"{where}{name}: expected a dict of dicts, such as {{'small': dict(UNITS=256)}}")
+        below = "\n".join(lines[rules[1] :])
+        if not known_limit(name) and name not in EXCEPTIONS and not re.search(rf"\b{name}\b", below):
+            raise UserError(f"{where}nothing reads {name}{_hint(name, [*LIMITS])}")
         constants[name] = Constant(value, text, node.lineno)
     return _validate(Header(str(path), constants))
 

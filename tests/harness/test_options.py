@@ -44,7 +44,8 @@ SEED = 1
 
 def write_script(folder, body=BODY):
     path = Path(folder, "ptb.py")
-    path.write_text(f'"""A language model.\n\n{RULE}\n"""\n{RULE}\n{body}{RULE}\nAFTER = 1\n', encoding="utf-8")
+    read = "print(COUNT, SIZES, ANYTHING, TRAIN, VALIDATION_BATCH_SIZE_OF_ALL)"
+    path.write_text(f'"""A language model.\n\n{RULE}\n"""\n{RULE}\n{body}{RULE}\n{read}\n', encoding="utf-8")
     return path
 
 
@@ -118,6 +119,8 @@ def test_comment_after_a_constant_is_its_help(header, name, comment):
         ("PRESETS = {'quick': 5}", "PRESETS: expected a dict of dicts"),
         ("ANYTHING = None", "ANYTHING = None: its type is not known"),
         ("UNITS = (", "not valid Python"),
+        ("UNIT = 128", "nothing reads UNIT; did you mean UNITS?"),
+        ("AFTERTHOUGHT = 128", "nothing reads AFTERTHOUGHT."),
     ],
 )
 def test_bad_header_is_refused_with_path_and_line(tmp_path, line, expected):
@@ -446,10 +449,8 @@ def test_benchmark_ships_none_where_a_preset_or_config_governs(script):
 
 
 def test_constant_that_a_script_asks_for_and_its_header_lacks_is_one_line(tmp_path):
-    path = write_script(tmp_path, BODY.replace("STAGED_BATCHES", "STAGED_BATCHS"))
+    path = write_script(tmp_path, BODY.replace("STAGED_BATCHES = 8\n", ""))
     constants = opt.resolve(opt.read_header(path), opt.Options(), "full")
     with pytest.raises(UserError) as error:
         constants["STAGED_BATCHES"]
-    assert str(error.value).startswith(f"{path}: the header lacks STAGED_BATCHES; is STAGED_BATCHS in line ")
-    with pytest.raises(UserError, match="the header lacks QUITE_ANOTHER; restore it"):
-        constants["QUITE_ANOTHER"]
+    assert str(error.value) == f"{path}: the header lacks STAGED_BATCHES; restore it"

@@ -34,7 +34,7 @@ PRECISION = "fp32"
 '''
 # Notes how it was started; then does what the file <name>.does beside it says.
 BODY = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, time  # what reads NOISE
 from pathlib import Path
 here = Path(__file__)
 if "--list" in sys.argv:
@@ -492,7 +492,11 @@ def test_constant_written_into_a_header_is_by_that_alone_an_option_with_help_and
     text = (suite.BENCHMARKS / "ptb.py").read_text()
     last = "ROW_BUDGET_S ="
     assert last in text
-    (tmp_path / "ptb.py").write_text(text.replace(last, f"HIGHWAY_GATES = 2  # gates beside each layer\n{last}", 1))
+    text = text.replace(last, f"HIGHWAY_GATES = 2  # gates beside each layer\n{last}", 1)
+    (tmp_path / "ptb.py").write_text(text)
+    with pytest.raises(UserError, match="nothing reads HIGHWAY_GATES"):
+        jobs.read_headers(tmp_path)
+    (tmp_path / "ptb.py").write_text(text + "gates = c.HIGHWAY_GATES\n")
     header = jobs.read_headers(tmp_path)["ptb"]
     found = options.parse(header, ["--highway-gates=3"])
     constants = options.resolve(header, found, "full")
