@@ -226,6 +226,28 @@ def test_products_of_float16_in_the_kernels_err_as_tf32_does(
         assert halves < 1.2 * plain + 1e-5 and plain < 5e-3
 
 
+@pytest.mark.parametrize(("masked", "options"), [(False, {}), (True, {}), (False, {"direction": "bidirectional"})])
+@pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20), (1024, 1, 128)])
+def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
+    gpu_runtime, monkeypatch, units, layers, batch, masked, options
+):
+    x = np.random.default_rng(0).normal(size=(batch, 25, 30)).astype("float32")
+    mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
+    options = {"units": units, "num_layers": layers, "return_sequences": True} | options
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", -1e9)
+    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
+    cases.execute_in("fp32")
+    canonical = canonical_of(x, dtype="float32", **options)
+    expected = outputs_and_gradients("xla", x, canonical, mask, dtype="float64", **options)
+    errors = []
+    for allowed in (True, False):
+        monkeypatch.setattr("models.wavefront.work.PAIRS_ALLOWED", allowed)
+        found = outputs_and_gradients("persistent", x, canonical, mask, dtype="float32", **options)
+        errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
+    for pairs, three in zip(*errors, strict=True):
+        assert pairs < 1.5 * three + 5e-7 and three < 1e-5
+
+
 @pytest.mark.parametrize(
     ("policy", "precision"), [("float32", "fp32"), ("mixed_float16", "fp16"), ("mixed_bfloat16", "fp16")]
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .nvrtc import Chip
-from .work import HALVES, LINE, WARPS, Work, multiple, parts
+from .work import LINE, WARPS, Work, multiple, parts
 
 TILES = (1, 2, 3, 4, 5, 6, 8)  # of 8 sequences, of a cluster
 # Registers of a thread that are free for weights, sums, operands and the numbers of the pointwise part, by DTYPE_CODE. (Of
@@ -120,7 +120,7 @@ class ClusterTiling(NamedTuple):
 
 def tilings(work: Work, chip: Chip) -> Iterator[ClusterTiling]:
     """All that fit."""
-    if work.lanes > 1 or work.recurrent_dropout or work.dtype_code == HALVES:
+    if work.lanes > 1 or work.recurrent_dropout or work.scaled:
         return
     for own in (32, 64):
         split = next((size for size, most in sorted(chip.clusters) if most and size * own >= work.units), None)

@@ -34,9 +34,10 @@ from .nvrtc import Chip
 from .products import dot, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
-from .work import DTYPE_CODES, HALVES, WARPS, Work, halves_allowed, padded_units, parts
+from .work import DTYPE_CODES, HALVES, PAIRS, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
+BY_FLOAT16 = {HALVES: "_by_float16", PAIRS: "_by_pairs_of_float16"}  # in a kernel's name
 
 
 @tf.autograph.experimental.do_not_convert
@@ -368,11 +369,11 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
         tf.TensorSpec([lanes, time, batch, units], wide),
     ]
     options = _options(work, keep, lengths)
-    if work.dtype_code == HALVES:
+    if work.scaled:
         largest, _ = _sizes(recurrent, links, [1, 0])
         (scale, undone), (h_scale, h_undone) = halves.powers(largest), _powers_of_h(h)
         scales = tf.concat([[h_scale, input_undone], h_undone * undone], 0)
-        operands = [_float16(weights, scale), projected, bias, h, c, scales, *options]
+        operands = [_factors(work, weights, scale), projected, bias, h, c, scales, *options]
     else:
         operands = [_rounded(dtype_code, weights), projected, bias, h, c, *options]
     found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
@@ -445,11 +446,11 @@ def _backward(
         tf.TensorSpec([tiling.groups(work), tiling.bias_rows, work.lanes, 4 * units], wide),
     ]
     options = _options(work, keep, lengths)
-    if work.dtype_code == HALVES:
+    if work.scaled:
         largest, sums = _sizes(recurrent, links, [0, 1])
         scale, undone = halves.powers(largest)
         bounds = _bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
-        operands = [_float16(weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
+        operands = [_factors(work, weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
     else:
         operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
     if work.keeps_factors:
@@ -551,7 +552,7 @@ def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling,
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
     """Its name."""
-    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}{'_by_float16' * (work.dtype_code == HALVES)}"
+    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}{BY_FLOAT16.get(work.dtype_code, '')}"
 
 
 def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
@@ -562,9 +563,14 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
 
 
-def _float16(weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """weights [lanes, …] times a lane's scale."""
-    return tf.cast(weights * scale[:, tf.newaxis, tf.newaxis], tf.float16)
+def _factors(work: Work, weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """weights [lanes, rows, k] times a lane's scale, in float16; pairs as [lanes, rows, 2·k], see `put` in kernels/lstm.cuh."""
+    weights *= scale[:, tf.newaxis, tf.newaxis]
+    if work.dtype_code == HALVES:
+        return tf.cast(weights, tf.float16)
+    lanes, rows, k = weights.shape
+    pairs = tf.stack([tf.reshape(x, [lanes, rows, k // 4, 4]) for x in halves.pair(weights)], -2)
+    return tf.reshape(pairs, [lanes, rows, 2 * k])
 
 
 def _sizes(recurrent: tf.Tensor, links: tf.Tensor, shift: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -617,7 +623,7 @@ def _launch(work: Work, time: int, layer_units: int, operands, results, in_ring:
     tiling = fitting(work, chip)
     code = ptx(work, time, layer_units, tiling, chip)
     if ring := work.ring and tiling.source == Tiling.source:
-        factors = tf.float16 if work.dtype_code == HALVES else operands[0].dtype
+        factors = tf.float16 if work.itemsize == 2 else tf.float32
         results = [*results, tf.TensorSpec([2, work.lanes * work.directions, work.batch, in_ring], factors)]
     size = 32 * WARPS, tiling.shared_bytes(work)
     found = nvrtc.launch(kernel_name(work, tiling), code, operands, results, tiling.grid(work), *size)

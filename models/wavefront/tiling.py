@@ -19,14 +19,14 @@ from typing import NamedTuple
 from . import clusters
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .work import HALVES, HALVES_OF_OPTIONS, LINE, WARPS, Work, halves_allowed, multiple, parts
+from .work import HALVES, HALVES_OF_OPTIONS, LINE, PAIRS, WARPS, Work, by_float16, multiple, parts
 
 TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
 TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of 8 sequences, of a thread block
 MOST_SLICES = 16  # of a batch: a launch each
 # Registers of a thread that are free for sums, weights and operands, by DTYPE_CODE.
-REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154, HALVES: 164}
+REGISTERS = {0: 178, 1: 178, 2: 178, 3: 154, HALVES: 164, PAIRS: 158}
 
 # us of a step, per unit of each of a tiling's terms: tune.py's fit to an H100's times, of its shapes and of wider, narrower and
 # deeper ones (tests/models/tilings_h100.json in the suite).
@@ -140,7 +140,7 @@ class Tiling(NamedTuple):
             "streamed": streamed,
             "traffic": (operand + streamed) * self.grid(work) / 132,
             "shared": rows * kilobytes * min(self.in_shared, count) / count * self.column_warps,
-            "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3, HALVES: 0.5}[work.dtype_code],
+            "products": multiply_adds / 1e6 * {0: 1, 1: 0.5, 2: 0.5, 3: 3, HALVES: 0.5, PAIRS: 1.5}[work.dtype_code],
             "point": self.points,
             "gathered": rows / 16 * tiles,
             "chunk": tiles / self.chunk,
@@ -206,13 +206,17 @@ def _fits(work: Work, chip: Chip) -> bool:
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:
-    """The same of tf32 with factors of float16, where both ways should take less time then or do not fit without."""
-    if not halves_allowed(work.dtype_code) or time > HALVES_STEPS or work.units % multiple(2):
+    """The same of tf32 with factors of float16, of float32 with pairs of them, where both ways should take less time then or do
+    not fit without."""
+    code = by_float16(work.dtype_code)
+    if code is None or time > HALVES_STEPS:
         return work
-    if (work.recurrent_dropout or work.directions > 1) and not HALVES_OF_OPTIONS:
+    if work.recurrent_dropout and (code == PAIRS or not HALVES_OF_OPTIONS):
         return work
-    halves = work._replace(dtype_code=HALVES)
-    if not _fits(halves, chip):
+    if work.directions > 1 and not HALVES_OF_OPTIONS:
+        return work
+    halves = work._replace(dtype_code=code)
+    if work.units % multiple(halves.itemsize) or not _fits(halves, chip):
         return work
     if not _fits(work, chip):
         return halves
@@ -253,7 +257,7 @@ def notes(chip: Chip) -> list[str]:
 
 def step_us(work: Work, tiling: Tiling | ClusterTiling, costs_us: Mapping[str, float] = COST_US) -> float:
     """An estimate of one step, by the constants of a chip."""
-    of_powers = HALVES_US if work.dtype_code == HALVES and work.backward else 0
+    of_powers = HALVES_US if work.scaled and work.backward else 0
     return of_powers + sum(costs_us[name] * amount for name, amount in tiling.terms(work).items())
 
 
@@ -312,7 +316,7 @@ def _count(work: Work, tiling: Tiling) -> int:
 
 
 def _partial_bytes(work: Work, rows: int, chunk: int) -> int:
-    return WARPS * chunk * 8 * (rows + 4) * 4 + 16 * (work.backward and work.dtype_code == HALVES)
+    return WARPS * chunk * 8 * (rows + 4) * 4 + 16 * (work.backward and work.scaled)
 
 
 def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
@@ -341,5 +345,5 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
         16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
         + 16 * rows * work.units * work.itemsize / BYTES_PER_US
     )
-    of_sizes = groups * HALVES_CALL_US * (taken.dtype_code == HALVES)
+    of_sizes = groups * HALVES_CALL_US * taken.scaled
     return outside + of_sizes + steps * sum(_each_way_us(taken, chip))

@@ -7,9 +7,11 @@ DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CO
 HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
 HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1") != "0"
 HALVES_OF_OPTIONS = False  # also with recurrent dropout and in two directions: no GPU has run these
-# No GPU has run these either: what stays for the weights' gradients as factors of float16, and rings of other DTYPE_CODEs.
+PAIRS = 5  # that of float32 whose products read pairs of such
+# No GPU has run these either: pairs, what stays for the weights' gradients as factors of float16, and rings of other DTYPE_CODEs.
+PAIRS_ALLOWED = False
 HALVES_KEPT = False
-RINGS = {HALVES}
+RINGS = {HALVES, PAIRS}
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 
@@ -20,7 +22,7 @@ class Work(NamedTuple):
     Attributes:
         lanes, batch: layers that advance together; sequences.
         units: of a layer, padded to `multiple`.
-        dtype_code: of DTYPE_CODES, or HALVES.
+        dtype_code: of DTYPE_CODES, or HALVES or PAIRS.
         backward: which of the two kernels.
         recurrent_dropout: whether gates see parts of h alone.
         lengths: whether sequences have lengths of their own.
@@ -42,6 +44,11 @@ class Work(NamedTuple):
         return 2 if self.dtype_code in (1, 2, HALVES) else 4
 
     @property
+    def scaled(self) -> bool:
+        """Whether factors of the products have powers of two."""
+        return self.dtype_code in (HALVES, PAIRS)
+
+    @property
     def keeps_factors(self) -> bool:
         """Whether what stays for the weights' gradients is of float16, see halves.py."""
         return HALVES_KEPT and self.dtype_code == HALVES and not self.recurrent_dropout
@@ -55,6 +62,13 @@ class Work(NamedTuple):
 def halves_allowed(dtype_code: int) -> bool:
     """Whether HALVES may take the place of this DTYPE_CODE."""
     return HALVES_ALLOWED and dtype_code == DTYPE_CODES["tf32"]
+
+
+def by_float16(dtype_code: int) -> int | None:
+    """What may take the place of this DTYPE_CODE."""
+    if PAIRS_ALLOWED and dtype_code == DTYPE_CODES["float32"]:
+        return PAIRS
+    return HALVES if halves_allowed(dtype_code) else None
 
 
 def multiple(itemsize: int) -> int:

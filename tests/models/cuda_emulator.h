@@ -204,14 +204,17 @@ inline unsigned look(const unsigned* counter) {
   return *counter;
 }
 
+inline float from_float16(unsigned short x) {
+  _Float16 y;
+  memcpy(&y, &x, 2);
+  return y;
+}
 inline float wide(float x) { return x; }
 inline float wide(unsigned short x) {
 #if DTYPE_CODE == 2
   return emulator::bits((unsigned)x << 16);
 #else
-  _Float16 y;
-  memcpy(&y, &x, 2);
-  return y;
+  return from_float16(x);
 #endif
 }
 inline unsigned short to_float16(float x) {

@@ -15,7 +15,7 @@ from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import padded
 from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
 from models.wavefront.tiling import best_tiling, by_halves
-from models.wavefront.work import DTYPE_CODES, HALVES, Work, padded_units
+from models.wavefront.work import DTYPE_CODES, HALVES, PAIRS, Work, padded_units
 from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
 
@@ -263,6 +263,85 @@ def test_powers_of_two_bring_every_number_into_float16s_range():
     assert float(largest(tf.constant([-3.0, np.inf, np.nan, 2.0]))) == 3
 
 
+# -- pairs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_pairs(monkeypatch, folder):
+    """Callable: (function that runs a stack of float32) → what it returns with pairs of float16, and with three products of
+    TensorFloat-32."""
+
+    def run(function):
+        found, codes, launch = [], set(), persistent._launch
+        monkeypatch.setattr(
+            persistent, "_launch", lambda work, *rest: codes.add(work.dtype_code) or launch(work, *rest)
+        )
+        monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
+        monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
+        for allowed in (True, False):
+            monkeypatch.setattr("models.wavefront.work.PAIRS_ALLOWED", allowed)
+            with emulated(monkeypatch, folder, tf32=False):
+                found.append(function())
+            assert codes == {PAIRS if allowed else DTYPE_CODES["float32"]}
+            codes.clear()
+        return found
+
+    return run
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", [None, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_pairs_err_as_three_products_of_tf32_do(by_pairs, name, lengths):
+    *shape, together = SHAPES[name]
+    expected = results(lstm_stack, "float64", *shape, lengths=lengths)
+    found = by_pairs(lambda: results(persistent_stack, "float32", *shape, together=together, lengths=lengths))
+    pairs, three = (worst(each, expected) for each in found)
+
+    assert 0 < pairs < 1.5 * three + 2e-7 < 4e-6
+
+
+@needs_compiler
+def test_pairs_of_two_directions_err_as_three_products_of_tf32_do(by_pairs):
+    shape, options = (2, 3, 50, 10, 5), {"directions": 2, "lengths": True}
+    expected = results(bidirectional_stack, "float64", *shape, **options)
+    found = by_pairs(lambda: results(persistent_bidirectional_stack, "float32", *shape, **options))
+    pairs, three = (worst(each, expected) for each in found)
+    assert 0 < pairs < 1.5 * three + 2e-7 < 4e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "sizes",
+    [{"upstream": 1e-20}, {"upstream": 1e15}, {"weights": 1e-4, "h_0": 1e4}],
+    ids=str,
+)
+def test_errors_of_pairs_are_those_of_three_products_whatever_the_numbers_sizes_are(by_pairs, sizes):
+    expected = stack_of(lstm_stack, "float64", **sizes)
+    pairs, three = (
+        worst(found, expected) for found in by_pairs(lambda: stack_of(persistent_stack, "float32", **sizes))
+    )
+
+    assert pairs < 1.5 * three + 1e-6 < 1e-5
+
+
+@needs_compiler
+def test_pairs_of_gradients_that_vanish_on_their_way_back_are_as_precise_at_every_step(by_pairs):
+    sizes = dict(layers=1, time=90, weights=0.05, upstream=1e-10, last=True)
+    expected = stack_of(lstm_stack, "float64", **sizes)[3]
+    for found in by_pairs(lambda: stack_of(persistent_stack, "float32", **sizes)):
+        worst_of_all = max(worst([step], [exact]) for step, exact in zip(found[3], expected, strict=True))
+
+        assert worst_of_all < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("poison", [np.inf, np.nan])
+def test_what_is_not_finite_stays_in_its_sequence_with_pairs(by_pairs, poison):
+    for found in by_pairs(lambda: stack_of(persistent_stack, "float32", poison=poison)):
+        assert np.isfinite(found[3]).all((0, 2)).tolist() == [k != 2 for k in range(10)]
+
+
 # -- where they are taken ----------------------------------------------------------------------------------------------------
 
 
@@ -374,14 +453,14 @@ def test_kernels_of_the_published_shapes_compile(chip):
     pytest.importorskip("nvidia.cuda_nvrtc", reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
     compiled = 0
     for work, time in itertools.islice(works(), None, None, 5 if chip == H200 else 17):
-        halves = work._replace(dtype_code=HALVES)
-        found = best_tiling(halves, chip)
-        if found is None:
-            continue
-        code = persistent.ptx(halves, time, halves.units, found, chip)
-        assert f".entry {persistent.kernel_name(halves, found)}" in code
-        assert "f32.f16.f16.f32" in code and "tf32" not in code and f".target sm_{chip.capability}" in code
-        compiled += 1
+        for halves in (work._replace(dtype_code=code) for code in (HALVES, PAIRS)):
+            found = best_tiling(halves, chip)
+            if found is None or (halves.dtype_code == PAIRS and halves.recurrent_dropout):
+                continue
+            code = persistent.ptx(halves, time, halves.units, found, chip)
+            assert f".entry {persistent.kernel_name(halves, found)}" in code
+            assert "f32.f16.f16.f32" in code and "tf32" not in code and f".target sm_{chip.capability}" in code
+            compiled += 1
     assert compiled > 3
 
 

@@ -1,7 +1,8 @@
 // What the kernels of an LSTM have in common: products of fragments on the tensor cores, activations, and what blocks of a
 // cluster do together. DTYPE_CODE, which the host defines, 0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16;
 // 3: float32, each product as three of tf32 (of the leading and the trailing halves), to a few units of float32's last place; 4: float32,
-// but the products' factors are float16, which has as many bits of a number as tf32, times powers of two that keep them in its range.
+// but the products' factors are float16, which has as many bits of a number as tf32, times powers of two that keep them in its range;
+// 5: float32, whose factors, times such powers, are sums of two float16, and products sums of three, as precise as 3's.
 //
 // Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
@@ -10,7 +11,8 @@
 
 #include "numbers.cuh"
 
-#define HALVES (DTYPE_CODE == 4)
+#define PAIRS (DTYPE_CODE == 5)
+#define HALVES (DTYPE_CODE == 4 || PAIRS)
 
 #if DTYPE_CODE == 1 || HALVES
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -20,7 +22,26 @@
 #define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #endif
 
-constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync
+constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync; of PAIRS one of each product
+
+// x, times its power of two, at `index` of a row of factors. Of PAIRS 16 bytes hold what leads in four numbers, then what trails, which
+// is what float16 has of the rest.
+#if PAIRS
+__device__ inline void put(Factor* row, int index, Factor x) {
+  unsigned short* at = reinterpret_cast<unsigned short*>(row + index / 4 * 4) + index % 4;
+  at[0] = x & 0xffff, at[4] = x >> 16;
+}
+__device__ inline Factor to_factor(float x) {
+  const unsigned short leads = to_float16(x);
+  const float rest = x - from_float16(leads);
+  return leads | (unsigned)(rest == rest ? to_float16(rest) : 0) << 16;  // no number: an infinity has no rest
+}
+#else
+__device__ inline void put(Factor* row, int index, Factor x) { row[index] = x; }
+#if HALVES
+__device__ inline Factor to_factor(float x) { return to_float16(x); }
+#endif
+#endif
 
 #if HALVES
 // The power of two that brings what is `largest` at most below 2^15, as halves.powers; `undone`: its inverse. A step's gradients may be
@@ -135,6 +156,10 @@ __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uin
   mma(c, trailing(upper.z), trailing(lower.z), trailing(upper.w), trailing(lower.w), leading(b.z), leading(b.w));
   mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), trailing(b.z), trailing(b.w));
   mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), leading(b.z), leading(b.w));
+#elif PAIRS
+  mma(c, upper.z, lower.z, upper.w, lower.w, b.x, b.y);
+  mma(c, upper.x, lower.x, upper.y, lower.y, b.z, b.w);
+  mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
 #else
   mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
   mma(c, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
@@ -142,7 +167,7 @@ __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uin
 }
 
 // To float32's precision, or to 1e-7 of 1 where the products are coarser by far.
-#if DTYPE_CODE == 3
+#if DTYPE_CODE == 3 || PAIRS
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float tangent(float x) { return tanhf(x); }
 #else

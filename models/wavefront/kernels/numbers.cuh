@@ -1,4 +1,4 @@
-// The numbers that kernels read and write, 16 bytes at once. DTYPE_CODE, which the host defines: 0, 3 and 4 float32, 1 float16,
+// The numbers that kernels read and write, 16 bytes at once. DTYPE_CODE, which the host defines: 0, 3, 4 and 5 float32, 1 float16,
 // 2 bfloat16. (tests/models/cuda_emulator.h has the instructions for a CPU.)
 #pragma once
 
@@ -11,6 +11,9 @@ using Number = float;
 #if DTYPE_CODE == 4
 using Factor = unsigned short;  // of products: float16
 #define NAME(name) name##_by_float16  // a kernel's, so that a profile tells it
+#elif DTYPE_CODE == 5
+using Factor = unsigned;  // a pair of float16, see lstm.cuh
+#define NAME(name) name##_by_pairs_of_float16
 #else
 using Factor = Number;
 #define NAME(name) name
@@ -29,11 +32,15 @@ __device__ inline float from_lane(float x, int distance) { return __shfl_xor_syn
 
 __device__ inline float wide(float x) { return x; }
 
-__device__ inline float wide(unsigned short x) {
-#if DTYPE_CODE == 1
+__device__ inline float from_float16(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
+}
+
+__device__ inline float wide(unsigned short x) {
+#if DTYPE_CODE == 1
+  return from_float16(x);
 #else
   return __uint_as_float((unsigned)x << 16);
 #endif

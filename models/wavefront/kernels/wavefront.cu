@@ -29,7 +29,7 @@
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
 //   RING                 see above; of HALVES always
-//   KEEP_FACTORS         1, of HALVES: what stays for the weights' gradients are the products' factors, and what undoes a gradient's
+//   KEEP_FACTORS         1, of HALVES but no PAIRS: what stays for the weights' gradients are the products' factors, and what undoes a gradient's
 //                        power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
@@ -61,6 +61,7 @@ constexpr int PITCH = ROWS + 4;                        // of a column in shared 
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
+static_assert(!PAIRS || (!RECURRENT_DROPOUT && !KEEP_FACTORS), "pairs");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
 
@@ -476,7 +477,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #endif
 #if HALVES
   const float h_scale = scales[0], of_input = scales[1], undo = scales[2 + in_ring];
-  auto factor = [&](float h) { return to_float16(h * h_scale); };
+  auto factor = [&](float h) { return to_factor(h * h_scale); };
 #else
   auto factor = [](Number h) { return h; };
 #endif
@@ -500,7 +501,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
     operand[(size_t)place.sequence(point) * pitch + unit] = kept(h);
 #if RING
-    of_ring(ring, 0, in_ring)[(size_t)place.sequence(point) * RING_PITCH + unit] = factor(h);
+    put(of_ring(ring, 0, in_ring) + (size_t)place.sequence(point) * RING_PITCH, unit, factor(h));
 #endif
     if (!ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
@@ -575,8 +576,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           outputs[time * PLANE + at] = output;
 #if RING
         const Factor passed_on = factor_of(stays);
-        if (time + 1 < ends.last) of_ring(ring, time + 1, in_ring)[(size_t)sequence * RING_PITCH + unit] = passed_on;
-        if (lane + 1 < LANES) of_ring(ring, time, in_ring + 1)[(size_t)sequence * RING_PITCH + UNITS + unit] = passed_on;
+        const size_t row = (size_t)sequence * RING_PITCH;
+        if (time + 1 < ends.last) put(of_ring(ring, time + 1, in_ring) + row, unit, passed_on);
+        if (lane + 1 < LANES) put(of_ring(ring, time, in_ring + 1) + row, UNITS + unit, passed_on);
 #endif
       });
     }
@@ -735,7 +737,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         d_h = d_h * undo * undo_weights;
 #endif
 #if RING
-        Factor* factors = of_ring(ring, turn, in_ring) + (size_t)sequence * GATES + unit;
+        Factor* factors = of_ring(ring, turn, in_ring) + (size_t)sequence * GATES;
 #endif
         if (LENGTHS) d_h += d_h_kept[point];
         if (time < 0) {
@@ -757,7 +759,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           for (int gate = 0; gate < 4; ++gate) {
             to[gate * UNITS] = 0;
 #if RING
-            factors[gate * UNITS] = 0;
+            put(factors, gate * UNITS + unit, 0);
 #endif
           }
           return;
@@ -774,13 +776,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         for (int gate = 0; gate < 4; ++gate) {
           d_bias_of[gate] += d_gates[gate];
 #if HALVES
-          const Factor factor = to_float16(d_gates[gate] * scale);
+          const Factor factor = to_factor(d_gates[gate] * scale);
           most = larger(most, d_gates[gate]);
 #else
           const Factor factor = to_operand(d_gates[gate]);
 #endif
 #if RING
-          factors[gate * UNITS] = factor;
+          put(factors, gate * UNITS + unit, factor);
 #endif
 #if KEEP_FACTORS || !HALVES
           to[gate * UNITS] = factor;
