@@ -1,5 +1,6 @@
 """Every row on an NVIDIA GPU: it computes what the reference does, in the precision and by the kernels that it names."""
 
+import functools
 import os
 import re
 import subprocess
@@ -13,8 +14,8 @@ from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine, records
 from models import rows
-from models.wavefront import WavefrontLSTM, persistent, products, softmax, tiling, tune
-from models.wavefront.work import DTYPE_CODES, HALVES
+from models.wavefront import WavefrontLSTM, nvrtc, persistent, products, softmax, tiling, tune
+from models.wavefront.work import DTYPE_CODES, HALVES, PAIRS
 from tests import cases
 from tests.comparing import error
 
@@ -82,12 +83,16 @@ def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, p
 
 @pytest.mark.parametrize("ptb", [False, True])
 def test_a_softmax_of_float16_without_the_kernel_is_proven_in_training(gpu_runtime, monkeypatch, ptb):
+    monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", True)
     monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
+    found, made = [], softmax.scaled_loss_by_halves
+    monkeypatch.setattr(softmax, "scaled_loss_by_halves", lambda *given: found.append(given) or made(*given))
     cases.execute_in("tf32")
     trial = cases.language_model("wavefront_persistent", "tf32", ptb=ptb)
     reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")
     proof = cases.prove(trial, "train", "tf32", reference, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
+    assert found and not any(name.startswith(softmax.KERNEL) for name in proof.kernel["kernels"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -201,27 +206,28 @@ def canonical_of(x, **options):
 def test_products_of_float16_in_the_kernels_err_as_tf32_does(
     gpu_runtime, monkeypatch, units, layers, batch, masked, options, kept
 ):
-    time, codes = 25, []
+    time, ran = 25, []
     x = np.random.default_rng(0).normal(size=(batch, time, 30)).astype("float32")
     mask = np.arange(time) < 1 + np.arange(batch)[:, np.newaxis] % time if masked else None
     options = {"units": units, "num_layers": layers, "return_sequences": True, "dtype": "float32"} | options
     for name in ("_forward", "_backward"):
         function = getattr(persistent, name)
-        monkeypatch.setattr(persistent, name, lambda code, *rest, own=function: codes.append(code) or own(code, *rest))
-    monkeypatch.setattr(tiling, "HALVES_CALL_US", -1e9)
+        monkeypatch.setattr(persistent, name, lambda work, *rest, own=function: ran.append(work) or own(work, *rest))
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
     monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
-    monkeypatch.setattr("models.wavefront.work.HALVES_KEPT", kept)
+    monkeypatch.setattr("models.wavefront.persistent.HALVES_KEPT", kept)
     cases.execute_in("fp32")
     canonical = canonical_of(x, **options)
     expected = outputs_and_gradients("xla", x, canonical, mask, **options)
     cases.execute_in("tf32")
     errors = {}
     for allowed, code in ((False, DTYPE_CODES["tf32"]), (True, HALVES)):
-        codes.clear()
+        ran.clear()
         monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", allowed)
         found = outputs_and_gradients("persistent", x, canonical, mask, **options)
         errors[allowed] = [error(*pair) for pair in zip(found, expected, strict=True)]
-        assert set(codes) == {code}
+        keeps = allowed and kept and "recurrent_dropout" not in options
+        assert {(work.dtype_code, work.keeps_factors) for work in ran} == {(code, keeps)}
     for halves, plain in zip(errors[True], errors[False], strict=True):
         assert halves < 1.2 * plain + 1e-5 and plain < 5e-3
 
@@ -234,22 +240,26 @@ def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
     x = np.random.default_rng(0).normal(size=(batch, 25, 30)).astype("float32")
     mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
     options = {"units": units, "num_layers": layers, "return_sequences": True} | options
-    monkeypatch.setattr(tiling, "HALVES_CALL_US", -1e9)
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
     monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
     cases.execute_in("fp32")
     canonical = canonical_of(x, dtype="float32", **options)
     expected = outputs_and_gradients("xla", x, canonical, mask, dtype="float64", **options)
-    errors = []
+    errors, ran, launch = [], [], persistent._launch
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.dtype_code) or launch(work, *rest))
     for allowed in (True, False):
         monkeypatch.setattr("models.wavefront.work.PAIRS_ALLOWED", allowed)
         found = outputs_and_gradients("persistent", x, canonical, mask, dtype="float32", **options)
+        assert set(ran) == {PAIRS if allowed else DTYPE_CODES["float32"]}
+        ran.clear()
         errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
     for pairs, three in zip(*errors, strict=True):
         assert pairs < 1.5 * three + 5e-7 and three < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("policy", "precision"), [("float32", "fp32"), ("mixed_float16", "fp16"), ("mixed_bfloat16", "fp16")]
+    ("policy", "precision"),
+    [("float32", "fp32"), ("float32", "tf32"), ("mixed_float16", "fp16"), ("mixed_bfloat16", "fp16")],
 )
 @pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20)])
 @pytest.mark.parametrize("masked", [False, True])
@@ -258,10 +268,17 @@ def test_a_ring_changes_no_number(gpu_runtime, monkeypatch, masked, units, layer
     mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
     options = {"units": units, "num_layers": layers, "return_sequences": True, "dtype": policy}
     cases.execute_in(precision)
-    canonical, found = canonical_of(x, **options), []
+    canonical, found, ran, launch = canonical_of(x, **options), [], [], persistent._launch
+    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", False)
+    monkeypatch.setattr(
+        nvrtc, "chip", functools.partial(nvrtc.Chip._replace, nvrtc.chip(), clusters=())
+    )  # cluster.cu has none
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.ring) or launch(work, *rest))
     for rings in (set(), {*DTYPE_CODES.values()}):
-        monkeypatch.setattr("models.wavefront.work.RINGS", rings)
+        monkeypatch.setattr("models.wavefront.persistent.RINGS", rings)
         found.append(outputs_and_gradients("persistent", x, canonical, mask, **options))
+        assert set(ran) == {bool(rings)}
+        ran.clear()
     for plain, through_ring in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, through_ring)
 

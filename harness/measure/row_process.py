@@ -24,6 +24,8 @@ BY_FLOAT16 = (
     "in TensorFloat-32's place our kernels multiplied float16 times powers of two, of as many bits: "
     "docs/wavefront-kernels.md"
 )
+BY_PAIRS = "our kernels multiplied sums of two float16 times powers of two, of 23 bits: docs/wavefront-kernels.md"
+OF_KERNELS = {"_by_float16": BY_FLOAT16, "_by_pairs_of_float16": BY_PAIRS}  # by the end of a kernel's name
 FIGURES = ("blocks_ms", "warmup", "items_per_batch", "unit", "fit_s", "epoch_s", "accuracy", "perplexity",
            "test_perplexity_by_seed", "share_of_matmul", "latency", "one_step", "joules")  # fmt: skip
 
@@ -154,8 +156,9 @@ class RowProcess:
         part["losses"] = [loss if math.isfinite(loss) else None for loss in part.get("losses", [])]
         if (compared := part["proof"]["curve_steps"]) < CURVE_STEPS:
             part["notes"] = [*part.get("notes", []), CURVE_NOTE.format(compared, CURVE_STEPS)]
-        if any(name.endswith("_by_float16") for name in proof.kernel.get("kernels", ())):
-            part["notes"] = [*part.get("notes", []), BY_FLOAT16]
+        for end, note in OF_KERNELS.items():
+            if any(name.endswith(end) for name in proof.kernel.get("kernels", ())):
+                part["notes"] = [*part.get("notes", []), note]
         if self.device == "cpu" and self._cpu.others_percent() > machine.OTHERS_PERCENT:
             part["notes"] = [*part.get("notes", []), machine.OTHERS_NOTE]
         part["clocks"] = [clock for clock in (*self._clocks, *part.get("clocks", []), self._clock("end")) if clock]

@@ -35,7 +35,9 @@ COUNTS = {"launches": "launches", "syncs": "waits for the GPU"}  # of kernels on
 PLACES = (("eager:", ", eager"), ("loop:", " in a loop"))
 KERNELS = (
     (r"lstm_wavefront_forward_by_float16", "our persistent kernel, forward, by float16"),
+    (r"lstm_wavefront_forward_by_pairs_of_float16", "our persistent kernel, forward, by pairs of float16"),
     (r"lstm_wavefront_backward_by_float16", "our persistent kernel, backward, by float16"),
+    (r"lstm_wavefront_backward_by_pairs_of_float16", "our persistent kernel, backward, by pairs of float16"),
     (r"lstm_(wavefront|cluster)_forward", "our persistent kernel, forward"),
     (r"lstm_(wavefront|cluster)_backward", "our persistent kernel, backward"),
     (r"softmax_cross_entropy_by_float16", "our softmax kernel, by float16"),

@@ -142,6 +142,9 @@ def read_header(path: str | os.PathLike) -> Header:
     if len(rules) < 2:
         raise UserError(f"{path}: expected a header between two lines `# -----`, found {len(rules)} such lines")
     constants: dict[str, Constant] = {}
+    below = [node for statement in tree.body if statement.lineno > rules[1] for node in ast.walk(statement)]
+    names = (getattr(node, kind, None) for node in below for kind in ("id", "attr", "value"))
+    read = {name for name in names if isinstance(name, str) and name.isupper()}
     for node in tree.body:
         if not rules[0] < node.lineno < rules[1]:
             continue
@@ -166,9 +169,8 @@ def read_header(path: str | os.PathLike) -> Header:
         pairs = [*value.items()] if isinstance(value, dict) else [("", value)]
         if name in _TABLES and any((type(entry), type(values)) != (str, dict) for entry, values in pairs):
             raise UserError(f"{where}{name}: expected a dict of dicts, such as {{'small': dict(UNITS=256)}}")
-        below = "\n".join(lines[rules[1] :])
-        if not known_limit(name) and name not in EXCEPTIONS and not re.search(rf"\b{name}\b", below):
-            raise UserError(f"{where}nothing reads {name}{_hint(name, [*LIMITS])}")
+        if not known_limit(name) and name not in EXCEPTIONS and name not in read:
+            raise UserError(f"{where}nothing reads {name}{_hint(name, [*LIMITS, *read])}")
         constants[name] = Constant(value, text, node.lineno)
     return _validate(Header(str(path), constants))
 
@@ -194,10 +196,9 @@ def _validate(header: Header) -> Header:
         settings += [(where, name, constant.default)] if name not in _TABLES else []
     for where, name, value in settings:
         if name not in header.constants or name in _TABLES:
-            hint = _hint(str(name), list(header.constants))
-            if near := _near(str(name), list(header.constants)):
-                hint += f" Or is that one, in line {header.constants[near].line}, misspelled?"
-            raise UserError(f"{where}{_show(name)} is no constant of the header{hint}")
+            raise UserError(
+                f"{where}{_show(name)} is no constant of the header{_hint(str(name), list(header.constants))}"
+            )
         if header.constants[name].default is None and known_limit(name) is None:
             raise UserError(f"{where}{name} = None: its type is not known; add it to LIMITS in harness/run/limits.py")
         try:
@@ -267,14 +268,9 @@ def _show(text: object) -> str:
 
 
 def _hint(name: str, known: Sequence[str], prefix: str = "") -> str:
-    near = _near(name, known)
-    return f"; did you mean {prefix}{near}?" if near else "."
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    """The one of `known` that is spelled most like it, or ""."""
+    """What of `known` is spelled most like it, for the end of a message."""
     near = difflib.get_close_matches(name[:60], known, 1, 0.65)  # cut: its cost grows with the square of the length
-    return near[0] if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else "."
 
 
 def resolve(header: Header, options: Options, preset: str | None) -> Constants:

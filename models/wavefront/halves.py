@@ -5,6 +5,8 @@ power of two a number keeps all its bits down to 2^-28 of the array's largest on
 stay what they are.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 RANGE = 2.0**15  # below float16's 65504 by a factor of two
@@ -17,7 +19,7 @@ def scaled(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def pair(x: tf.Tensor) -> list[tf.Tensor]:
-    """Two of float16 whose sum is x of float32 below RANGE: 23 bits, down to 2^-40 of RANGE. No number: itself and 0."""
+    """Two of float16 whose sum is x of float32 below RANGE: 23 bits, none below 2^-40 of RANGE. Not finite: itself and 0."""
     # Rounded by hand, since XLA takes a cast there and back for nothing.
     nearest = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x1000, ~0x1FFF), tf.float32)
     finite = tf.math.is_finite(x)
@@ -32,7 +34,7 @@ def powers(most: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.bitcast(scale, tf.float32), tf.bitcast(undone, tf.float32)
 
 
-def largest(x: tf.Tensor, axis: int | None = None) -> tf.Tensor:
+def largest(x: tf.Tensor, axis: int | Sequence[int] | None = None) -> tf.Tensor:
     """Of finite numbers, without their sign."""
     return tf.reduce_max(_sizes(x), axis)
 

@@ -34,7 +34,7 @@ from .nvrtc import Chip
 from .products import dot, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
-from .work import DTYPE_CODES, HALVES, PAIRS, WARPS, Work, halves_allowed, padded_units, parts
+from .work import DTYPE_CODES, HALVES, HALVES_KEPT, PAIRS, RINGS, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
 BY_FLOAT16 = {HALVES: "_by_float16", PAIRS: "_by_pairs_of_float16"}  # in a kernel's name
@@ -272,13 +272,15 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     Returns:
         outputs [1 or 2, time, batch, units] of the last lane, or of both directions, 0 past a sequence's end; the final h and c.
     """
-    # Arguments of what is traced: a trace of one precision serves no other.
-    work = _work(_dtype_code(x.dtype), False, bias.shape[-1] // 4, x, keep, lengths, recurrent.shape[0])
-    code = by_halves(work, x.shape[1], nvrtc.chip()).dtype_code
+    directions, time, batch, _ = x.shape
+    options = keep is not None, lengths is not None, directions
+    work = Work(recurrent.shape[0] // directions, batch, bias.shape[-1] // 4, _dtype_code(x.dtype), False, *options)
+    # Arguments of what is traced: a trace of one precision, say, serves no other.
+    forward, backward = _launches(work, time)
 
     @tf.custom_gradient
     def run(*sources):
-        first, rest, outputs, h_end, c_end, *kept = _forward(code, *_unwatched(sources), keep, lengths)
+        first, rest, outputs, h_end, c_end, *kept = _forward(forward, *_unwatched(sources), keep, lengths)
 
         def gradient(*upstream):
             if tracing.vectorized():
@@ -288,7 +290,7 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
             def once(*given):
                 x, kernel, recurrent, links, _, h, c, *above = _unwatched(given)
                 weights = kernel, recurrent, links
-                found = _backward(code, x, *weights, first, rest, *kept, h, c, keep, lengths, *above)
+                found = _backward(backward, x, *weights, first, rest, *kept, h, c, keep, lengths, *above)
                 return found, functools.partial(_second_derivatives, given, keep, lengths)
 
             return once(*sources, *upstream)
@@ -298,6 +300,13 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     if links is None:
         links = tf.zeros([0, *recurrent.shape[1:]], recurrent.dtype)
     return run(x, kernel, recurrent, links, bias, h, c)
+
+
+def _launches(work: Work, time: int) -> list[Work]:
+    """Of such work, forward and backward, with the products that are taken."""
+    both = [by_halves(work._replace(backward=backward), time, nvrtc.chip()) for backward in (False, True)]
+    kept = HALVES_KEPT and not work.recurrent_dropout and all(way.dtype_code == HALVES for way in both)
+    return [way._replace(ring=way.dtype_code in RINGS, keeps_factors=kept) for way in both]
 
 
 def _unwatched(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -340,18 +349,12 @@ def _traced_second_derivatives(tensors):
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, lengths):
+def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths):
     """(operands of lane 0 and of the others, outputs, h, c, gates and cells to keep): results of the forward kernel."""
     (directions, time, batch, _), (lanes, layer_units, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
     units = bias.shape[-1] // 4
     h, c = (tf.ensure_shape(state, [lanes, batch, units]) for state in (h, c))  # the kernels read by these sizes
-    work = _work(dtype_code, False, units, x, keep, lengths, lanes)
-    if work.keeps_factors:
-        projected, input_undone = _projected_by_halves(x, kernel, units)
-    else:
-        input_undone = tf.ones([])
-        padded_inputs = fitting(work, nvrtc.chip()).padded_inputs
-        projected = _projected(x, _padded_gates(kernel, units) if padded_inputs else kernel)
+    projected = _projected(x, _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel)
     weights = tf.transpose(_padded(recurrent, units), [0, 2, 1])
     if linked:
         from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
@@ -372,10 +375,10 @@ def _forward(dtype_code: int, x, kernel, recurrent, links, bias, h, c, keep, len
     if work.scaled:
         largest, _ = _sizes(recurrent, links, [1, 0])
         (scale, undone), (h_scale, h_undone) = halves.powers(largest), _powers_of_h(h)
-        scales = tf.concat([[h_scale, input_undone], h_undone * undone], 0)
+        scales = tf.concat([[h_scale], h_undone * undone], 0)
         operands = [_factors(work, weights, scale), projected, bias, h, c, scales, *options]
     else:
-        operands = [_rounded(dtype_code, weights), projected, bias, h, c, *options]
+        operands = [_rounded(work.dtype_code, weights), projected, bias, h, c, *options]
     found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
     if not linked:
         found.insert(1, tf.zeros([0, time, batch, 2 * units], kept))
@@ -387,23 +390,6 @@ def _powers_of_h(h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return halves.powers(tf.maximum(1.0, halves.largest(h)))
 
 
-def _projected_by_halves(x: tf.Tensor, kernel: tf.Tensor, units: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """[directions, time, batch, 4·units], padded gates, and a scalar: times it, it is x times the kernel."""
-    (x, x_undone), (kernel, kernel_undone) = _factors_of_x(x), _factors_of_kernel(kernel, units)
-    projected = dot(_rows(x), kernel, -1, -2)
-    return tf.reshape(projected, [*x.shape[:-1], 4 * units]), x_undone * kernel_undone
-
-
-def _factors_of_x(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """halves.scaled of x [..., features], with zeros to whole 16 bytes."""
-    return halves.scaled(with_zeros(x, -1, -x.shape[-1] % 8))
-
-
-def _factors_of_kernel(kernel: tf.Tensor, units: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Likewise of a kernel [directions, features, 4·layer_units]; its gates are padded."""
-    return halves.scaled(_padded_gates(with_zeros(kernel, -2, -kernel.shape[-2] % 8), units))
-
-
 def _projected(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """[directions, time, batch, 4·units]: x times the kernel."""
     return tf.reshape(product(_rows(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
@@ -411,7 +397,7 @@ def _projected(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False)
 def _backward(
-    dtype_code: int,
+    work: Work,
     x,
     kernel,
     recurrent,
@@ -434,7 +420,6 @@ def _backward(
     if linked:
         weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
     dtype, wide = recurrent.dtype, tf.float32
-    work = _work(dtype_code, True, units, first, keep, lengths, lanes)
     kept = tf.float16 if work.keeps_factors else dtype
     results = [tf.TensorSpec([directions, time, batch, 4 * units], kept)]
     if linked:
@@ -452,7 +437,7 @@ def _backward(
         bounds = _bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
         operands = [_factors(work, weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
     else:
-        operands = [_rounded(dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
+        operands = [_rounded(work.dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
     if work.keeps_factors:
         results.append(tf.TensorSpec([lanes, time, batch], wide))
     found = _launch(work, time, layer_units, operands, results, 4 * units)
@@ -499,22 +484,32 @@ def _products_of_factors(
         d_first, d_rest, d_undone: [directions, …, 4·units], [[lanes - 1, …, 4·units]] or [], and [lanes, time, batch].
     """
     features, units, lowest = x.shape[-1], first.shape[-1], x.shape[0]
-    most = tf.reduce_max(d_undone)
-    relative = (d_undone / most)[..., tf.newaxis]  # exactly: powers of two
+    wide = functools.partial(tf.cast, dtype=tf.float32)
+    most = tf.reduce_max(d_undone, [1, 2], keepdims=True)
+    # The inverse of a power of two, exactly.
+    inverse = tf.bitcast((254 << 23) - tf.bitcast(most, tf.int32), tf.float32)
+    relative = (d_undone * inverse)[..., tf.newaxis]
 
     def over_steps(factors, of_lanes, gradients):
-        """[lanes, u, 4·units] without h's and x's power of two."""
-        factors = tf.cast(tf.cast(factors, tf.float32) * relative[of_lanes], tf.float16)
-        return most * dot(_rows(factors), _rows(gradients), -2, -2)
+        """[lanes, u, 4·units] without the factors' own power of two."""
+        return most[of_lanes] * dot(_rows(tf.cast(factors, tf.float16)), _rows(gradients), -2, -2)
 
-    (x_factors, x_undone), (kernel_factors, kernel_undone) = _factors_of_x(x), _factors_of_kernel(kernel, units)
-    d_x = dot(_rows(d_first), kernel_factors, -1, -1)[..., :features]
-    d_x = tf.reshape(d_x, x.shape) * (kernel_undone * d_undone[:lowest, ..., tf.newaxis])
-    d_both = _layer_gates(over_steps(tf.concat([x_factors, first], -1), slice(0, lowest), d_first), layer_units)
-    d_kernel, d_recurrent = d_both[:, :features] * x_undone, d_both[:, -units:][:, :layer_units] * h_undone
+    # Each feature of x and of the kernel has a power of its own. What of x meets no gradient, past a sequence's end, is as
+    # good as 0.
+    x = with_zeros(x, -1, -features % 8) * relative[:lowest]  # to whole 16 bytes
+    x_scale, x_undone = halves.powers(halves.largest(x, [1, 2]))
+    factors = tf.concat([x * x_scale[:, tf.newaxis, tf.newaxis], wide(first) * relative[:lowest]], -1)
+    d_both = _layer_gates(over_steps(factors, slice(0, lowest), d_first), layer_units)
+    d_kernel = d_both[:, :features] * x_undone[:, :features, tf.newaxis]
+    d_recurrent = d_both[:, -units:][:, :layer_units] * h_undone
+    kernel = _padded_gates(with_zeros(kernel, -2, -features % 8), units)
+    scale, undone = halves.powers(halves.largest(kernel, -1))
+    d_x = dot(_rows(d_first), tf.cast(kernel * scale[..., tf.newaxis], tf.float16), -1, -1) * undone[:, tf.newaxis]
+    d_x = tf.reshape(d_x[..., :features], [*d_first.shape[:-1], features]) * d_undone[:lowest, ..., tf.newaxis]
     d_links = tf.zeros([0, layer_units, 4 * layer_units])
     if d_rest:
-        d_both = _layer_gates(over_steps(rest, slice(lowest, None), d_rest[0]), layer_units) * h_undone
+        factors = wide(rest) * relative[lowest:]
+        d_both = _layer_gates(over_steps(factors, slice(lowest, None), d_rest[0]), layer_units) * h_undone
         d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
         d_links = d_both[:, units : units + layer_units]
     return d_x, d_kernel, d_recurrent, d_links
@@ -531,17 +526,9 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [lanes, time * batch, size])
 
 
-def _work(dtype_code: int, backward: bool, units: int, fed, keep, lengths, lanes: int) -> Work:
-    """Of these lanes; fed: [1 or 2, time, batch, …], what is of no link."""
-    directions, _, batch, _ = fed.shape
-    options = keep is not None, lengths is not None, directions
-    return Work(lanes // directions, batch, units, dtype_code, backward, *options)
-
-
 def compiled(work: Work, time: int, layer_units: int) -> str:
     """The PTX of a kernel; a ValueError where NVRTC does not compile it."""
-    chip = nvrtc.chip()
-    work = by_halves(work, time, chip)
+    chip, work = nvrtc.chip(), _launches(work, time)[work.backward]
     return ptx(work, time, layer_units, fitting(work, chip), chip)
 
 
@@ -622,7 +609,7 @@ def _launch(work: Work, time: int, layer_units: int, operands, results, in_ring:
     chip = nvrtc.chip()
     tiling = fitting(work, chip)
     code = ptx(work, time, layer_units, tiling, chip)
-    if ring := work.ring and tiling.source == Tiling.source:
+    if ring := (work.ring or work.scaled) and tiling.source == Tiling.source:
         factors = tf.float16 if work.itemsize == 2 else tf.float32
         results = [*results, tf.TensorSpec([2, work.lanes * work.directions, work.batch, in_ring], factors)]
     size = 32 * WARPS, tiling.shared_bytes(work)

@@ -23,9 +23,10 @@ THREADS = ((512, 2), (1024, 1))
 REGISTERS = 40  # numbers of a row that a thread keeps, at most
 FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
 LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
-HALVES_FLOPS = float(
-    "inf"
-)  # of a product, from which on products of float16 pay without the kernel: no GPU has run that
+# Whether products of float16 are taken without the kernel too, from so many floating-point operations on, and with features that
+# are no multiple of 8: no GPU has run that.
+HALVES_WITHOUT_KERNEL = False
+HALVES_FLOPS = 1e9
 KERNEL = "softmax_cross_entropy"
 
 
@@ -78,14 +79,15 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
     return launch is not None and launch.threads >= FEW_THREADS
 
 
-def takes_halves(dtype: tf.DType) -> bool:
-    """Whether `scaled_loss_by_halves` is the way of a dense layer."""
-    return dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"])
+def takes_halves(features: int, dtype: tf.DType) -> bool:
+    """Whether `scaled_loss_by_halves` is the way of a dense layer with so many features."""
+    allowed = dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"])
+    return allowed and (features % 8 == 0 or HALVES_WITHOUT_KERNEL)
 
 
 def halves_pay(rows: int, features: int, columns: int, dtype: tf.DType) -> bool:
     """Whether `scaled_loss_by_halves` should be the faster way where the kernel is not."""
-    return takes_halves(dtype) and 2 * rows * features * columns >= HALVES_FLOPS
+    return HALVES_WITHOUT_KERNEL and takes_halves(features, dtype) and 2 * rows * features * columns >= HALVES_FLOPS
 
 
 def scaled_loss(
@@ -157,7 +159,7 @@ def scaled_loss_by_halves(
         x, of_x = halves.scaled(products.with_zeros(x, -1, -features % 8))  # to whole 16 bytes
         kernel, of_kernel = halves.scaled(products.with_zeros(kernel, -2, -features % 8))
         logits, undone = products.dot(x, kernel, -1, -2), of_x * of_kernel
-        if pays(*logits.shape, logits.dtype):
+        if not HALVES_WITHOUT_KERNEL or pays(*logits.shape, logits.dtype):
             scales = tf.stack([halves.RANGE, undone])
             losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, HALVES)
         else:

@@ -132,7 +132,7 @@ class SoftmaxHead(keras.layers.Layer):
         return softmax.pays(rows, padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype))
 
     def takes_scaled_loss(self, rows: int | None) -> bool:
-        """Whether `scaled_loss` of so many rows is the faster way.
+        """Whether `scaled_loss` of so many rows is the faster way: by the CUDA kernel, or without it by products of float16.
 
         Raises:
             ValueError: as of runs_kernel.
@@ -155,7 +155,7 @@ class SoftmaxHead(keras.layers.Layer):
     def scaled_loss(
         self, inputs: tf.Tensor, targets: tf.Tensor, scale: float | tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """scale · Σ losses with its gradients, from the CUDA kernel where it pays, and the losses [...], which have no gradient.
+        """scale · Σ losses with its gradients, as takes_scaled_loss has it, and the losses [...], which have no gradient.
 
         Args:
             inputs: [..., features], of a static shape.
@@ -164,7 +164,7 @@ class SoftmaxHead(keras.layers.Layer):
         """
         kernel, bias = padded(self.kernel.value, self.bias.value)
         of_words = tf.cast(bias, tf.float32), tf.reshape(targets, [-1]), self.vocabulary, scale
-        if softmax.takes_halves(tf.as_dtype(self.compute_dtype)):
+        if softmax.takes_halves(kernel.shape[0], tf.as_dtype(self.compute_dtype)):
             total, losses = softmax.scaled_loss_by_halves(self._flat(inputs), kernel, *of_words)
         else:
             total, losses = softmax.scaled_loss(self._product(inputs, kernel), *of_words)

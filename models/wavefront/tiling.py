@@ -38,8 +38,11 @@ COST_US = {
 }  # fmt: skip
 BYTES_PER_US = 3e6  # of memory
 PRODUCTS_PER_US = {0: 200e6, 1: 400e6, 2: 400e6, 3: 45e6}  # floating-point operations of a plain product, by DTYPE_CODE
-HALVES_US = 0.5  # of a backward step with work.HALVES, for its power of two: about that much on an H200
-HALVES_CALL_US = 24.0  # of two launches, forward and backward: an estimate of finding how large their numbers are
+HALVES_US = 0.5  # of a backward step with factors of float16, for its power of two: about that much on an H200
+HALVES_CALL_US = {
+    False: 8.0,
+    True: 16.0,
+}  # of a launch, forward and backward: an estimate of finding how large its numbers are
 HALVES_STEPS = 2048  # at most: they bound a gradient by the number of steps
 
 
@@ -151,13 +154,12 @@ class Tiling(NamedTuple):
     def defines(self, work: Work, time: int, layer_units: int) -> tuple[tuple[str, int], ...]:
         """The macros of the kernels' source; layer_units: without the padding of `work`."""
         found = {
-            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units,
-            "LAYER_UNITS": work.units if work.keeps_factors else layer_units,
+            "LANES": work.lanes, "TIME": time, "BATCH": work.batch, "UNITS": work.units, "LAYER_UNITS": layer_units,
             "DTYPE_CODE": work.dtype_code, "BACKWARD": int(work.backward), "UNIT_TILE": self.unit_tile,
             "BATCH_TILE": self.batch_tile, "SPLIT": self.split, "COLUMN_WARPS": self.column_warps,
             "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared, "PREFETCH_DEPTH": self.prefetch_depth,
             "CHUNK": self.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
-            "DIRECTIONS": work.directions, "RING": int(work.ring), "KEEP_FACTORS": int(work.keeps_factors),
+            "DIRECTIONS": work.directions, "RING": int(work.ring or work.scaled), "KEEP_FACTORS": int(work.keeps_factors),
         }  # fmt: skip
         return tuple(found.items())
 
@@ -206,8 +208,11 @@ def _fits(work: Work, chip: Chip) -> bool:
 
 
 def by_halves(work: Work, time: int, chip: Chip) -> Work:
-    """The same of tf32 with factors of float16, of float32 with pairs of them, where both ways should take less time then or do
-    not fit without."""
+    """The same of tf32 with factors of float16, of float32 with pairs of them, where a launch should take less time then or does
+    not fit without.
+
+    Both ways have to fit with them, though each is decided by itself.
+    """
     code = by_float16(work.dtype_code)
     if code is None or time > HALVES_STEPS:
         return work
@@ -221,14 +226,8 @@ def by_halves(work: Work, time: int, chip: Chip) -> Work:
     if not _fits(work, chip):
         return halves
     steps = time + work.lanes - 1
-    own, other = (steps * sum(_each_way_us(of, chip)) for of in (work, halves))
-    return halves if other + HALVES_CALL_US < own else work
-
-
-def _each_way_us(work: Work, chip: Chip) -> list[float]:
-    """Of a step forward and backward, which fit."""
-    both = (work._replace(backward=backward) for backward in (False, True))
-    return [step_us(each, best_tiling(each, chip), costs(chip)) for each in both]
+    own, other = (steps * step_us(each, best_tiling(each, chip), costs(chip)) for each in (work, halves))
+    return halves if other + HALVES_CALL_US[work.backward] < own else work
 
 
 def streamed(work: Work, time: int, chip: Chip) -> float:
@@ -333,8 +332,9 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
 def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     """An estimate of a whole stack both ways, `work.lanes` layers at a time, without what any division into lanes has; inf: it
     does not fit."""
-    taken = by_halves(work, time, chip)
-    if not _fits(taken, chip):
+    works = [by_halves(work._replace(backward=backward), time, chip) for backward in (False, True)]
+    found = [best_tiling(of_pass, chip) for of_pass in works]
+    if None in found:
         return float("inf")
     groups = num_layers // work.lanes
     steps = (time + work.lanes - 1) * groups
@@ -345,5 +345,5 @@ def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
         16 * rows * work.units**2 / PRODUCTS_PER_US[work.dtype_code]
         + 16 * rows * work.units * work.itemsize / BYTES_PER_US
     )
-    of_sizes = groups * HALVES_CALL_US * taken.scaled
-    return outside + of_sizes + steps * sum(_each_way_us(taken, chip))
+    of_sizes = groups * sum(HALVES_CALL_US[of_pass.backward] for of_pass in works if of_pass.scaled)
+    return outside + of_sizes + steps * sum(step_us(*pair, costs(chip)) for pair in zip(works, found, strict=True))

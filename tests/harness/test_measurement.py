@@ -191,7 +191,7 @@ def test_a_reference_that_never_comes_ends_the_wait(monkeypatch, tmp_path):
         references.wait_for(tmp_path / "stub.1.npz")
 
 
-@pytest.mark.parametrize("by", ["", "_by_float16"])
+@pytest.mark.parametrize("by", ["", *row_process.OF_KERNELS])
 def test_a_record_says_that_kernels_multiplied_float16_in_tf32s_place(by):
     row = object.__new__(row_process.RowProcess)
     row.device, row._clocks, row._cpu = "cpu", [], SimpleNamespace(others_percent=lambda: 0)
@@ -200,4 +200,6 @@ def test_a_record_says_that_kernels_multiplied_float16_in_tf32s_place(by):
     proof = Proof("tf32")
     proof.kernel = {"kernels": {"gemm": 0.2, f"lstm_wavefront_forward{by}": 0.1}}
     notes = row._finish({}, proof).get("notes", [])
-    assert [note for note in notes if "float16" in note] == [row_process.BY_FLOAT16] * bool(by)
+    assert [note for note in notes if "float16" in note] == [
+        note for end, note in row_process.OF_KERNELS.items() if end == by
+    ]

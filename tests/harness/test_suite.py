@@ -34,9 +34,9 @@ PRECISION = "fp32"
 '''
 # Notes how it was started; then does what the file <name>.does beside it says.
 BODY = """
-import json, os, signal, subprocess, sys, time  # what reads NOISE
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
-here = Path(__file__)
+here, reads = Path(__file__), "NOISE"
 if "--list" in sys.argv:
     print("keras   vanilla")
     print("{row}   only here")

@@ -20,8 +20,8 @@ from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
 
 ALLOWED = "models.wavefront.work.HALVES_ALLOWED"
-KEPT = "models.wavefront.work.HALVES_KEPT"
-ALWAYS = -1e9  # us of two launches
+KEPT = "models.wavefront.persistent.HALVES_KEPT"
+ALWAYS = dict.fromkeys((False, True), -1e9)  # us of a launch
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,10 @@ def test_errors_are_tf32s(in_both, name, options):
 
 
 @needs_compiler
-@pytest.mark.parametrize("options", [{"lengths": True, "keep": True}, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options",
+    [{"lengths": True}, *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"lengths": True, "keep": True}))],
+)
 def test_errors_of_two_directions_are_tf32s(in_both, options):
     shape = (2, 3, 50, 10, 5)
     expected = results(bidirectional_stack, "float64", *shape, directions=2, **options)
@@ -261,6 +264,31 @@ def test_powers_of_two_bring_every_number_into_float16s_range():
     scaled = np.float64(numbers) * scale
     assert (scaled < 2**15).all() and (scaled[1:] >= 2**14).all()
     assert float(largest(tf.constant([-3.0, np.inf, np.nan, 2.0]))) == 3
+
+
+@needs_compiler
+def test_features_of_very_different_sizes_and_what_is_past_a_sequences_end_cost_no_bits(in_both):
+    """One of 1e6 and one of 1e-3 beside ordinary ones, whose weights make up for it, and 1e30 where no step is."""
+    sizes, lengths = np.array([1e6, 1e-3, 1, 1, 1]), tf.constant([6, 3, 0, 5, 1, 6, 2, 4, 6], tf.int32)
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(6, 9, 5)) * sizes + 1e30 * (
+        np.arange(6)[:, np.newaxis, np.newaxis] >= lengths.numpy()[:, np.newaxis]
+    )
+    arrays = [rng.normal(size=(5, 128)) / sizes[:, np.newaxis], rng.normal(size=(32, 128)) * 0.3, rng.normal(size=128)]
+
+    def gradients(stack, dtype):
+        inputs, *weights = (tf.constant(array, dtype) for array in (x, *arrays))
+        zeros = tf.zeros([1, 9, 32], dtype)
+        with tf.GradientTape() as tape:
+            tape.watch([inputs, weights])
+            outputs, *_ = stack(inputs, [LayerWeights(*weights)], zeros, zeros, lengths=lengths)
+            total = tf.reduce_sum(outputs**2)
+        by_x, by_kernel, by_recurrent, _ = tf.nest.flatten(tape.gradient(total, [inputs, weights]))
+        return [*np.float64(by_kernel), *np.moveaxis(np.float64(by_x), -1, 0), np.float64(by_recurrent)]  # by feature
+
+    expected = gradients(lstm_stack, "float64")
+    halves, tf32 = (worst(found, expected) for found in in_both(lambda: gradients(persistent_stack, "float32")))
+    assert 0 < halves < 1.5 * tf32 < 1e-2
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------------
@@ -492,6 +520,7 @@ def by_float16(request, monkeypatch, folder):
     if request.param:
         monkeypatch.setattr(softmax, "LARGE", 0)
         monkeypatch.setattr(softmax, "FEW_THREADS", 0)
+    monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", True)
     monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
     with emulated(monkeypatch, folder):
         yield lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_halves(
@@ -556,9 +585,11 @@ def test_the_head_takes_them_by_tf32_alone(monkeypatch):
     ]
     for head in heads:
         head.build([None, 24])
-    for tf32, allowed in itertools.product((True, False), repeat=2):
+    for tf32, allowed, without_kernel in itertools.product((True, False), repeat=3):
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
         monkeypatch.setattr(ALLOWED, allowed)
-        assert softmax.takes_halves(tf.float32) == (tf32 and allowed) and not softmax.takes_halves(tf.float16)
-        assert [head.takes_scaled_loss(15) for head in heads] == [tf32 and allowed, False, False]
+        monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", without_kernel)
+        assert softmax.takes_halves(24, tf.float32) == (tf32 and allowed) and not softmax.takes_halves(24, tf.float16)
+        assert softmax.takes_halves(20, tf.float32) == (tf32 and allowed and without_kernel)
+        assert [head.takes_scaled_loss(15) for head in heads] == [tf32 and allowed and without_kernel, False, False]
         assert not any(head.takes_scaled_loss(rows) for head in heads for rows in (14, None))

@@ -158,14 +158,17 @@ def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision
     ("name", "lengths"),
     [("three layers along the diagonal, three tiles of sequences", True), ("layers in turn, padded units", None)],
 )
-@pytest.mark.parametrize("precision", LIMIT)
-def test_a_ring_changes_no_number(monkeypatch, folder, name, precision, lengths):
+@pytest.mark.parametrize(("precision", "keep"), [*((precision, None) for precision in LIMIT), ("float16", True)])
+def test_a_ring_changes_no_number(monkeypatch, folder, name, precision, lengths, keep):
     *shape, together = SHAPES[name]
-    dtype, found = "float32" if precision == "tf32" else precision, []
+    dtype, found, ran, launch = "float32" if precision == "tf32" else precision, [], [], persistent._launch
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.ring) or launch(work, *rest))
     for rings in (set(), {*DTYPE_CODES.values()}):
-        monkeypatch.setattr("models.wavefront.work.RINGS", rings)
-        with emulated(monkeypatch, folder, tf32=precision == "tf32"):
-            found.append(results(persistent_stack, dtype, *shape, together=together, lengths=lengths))
+        monkeypatch.setattr(persistent, "RINGS", rings)
+        with emulated(monkeypatch, folder, CHIP._replace(clusters=()), tf32=precision == "tf32"):
+            found.append(results(persistent_stack, dtype, *shape, together=together, lengths=lengths, keep=keep))
+        assert set(ran) == {bool(rings)}
+        ran.clear()
     for plain, through_ring in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, through_ring)
 

@@ -2,7 +2,8 @@
 // cluster do together. DTYPE_CODE, which the host defines, 0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16;
 // 3: float32, each product as three of tf32 (of the leading and the trailing halves), to a few units of float32's last place; 4: float32,
 // but the products' factors are float16, which has as many bits of a number as tf32, times powers of two that keep them in its range;
-// 5: float32, whose factors, times such powers, are sums of two float16, and products sums of three, as precise as 3's.
+// 5: float32, whose factors, times such powers, are sums of two float16, and products sums of three, as precise as 3's of numbers that
+// are not much smaller than the largest of their power.
 //
 // Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX

@@ -23,7 +23,7 @@
 //   DIRECTIONS           1; or 2 of one layer, which know nothing of each other: the second one's numbers come after the first
 //                        one's in every array but the lengths
 //   UNITS                units of a layer, padded to whole blocks: the padding's weights are 0, so it stays 0
-//   LAYER_UNITS          units of a layer in the projected inputs: without the padding, unless KEEP_FACTORS
+//   LAYER_UNITS          units of a layer, without the padding
 //   DTYPE_CODE           see lstm.cuh. Sums and c are float32
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
@@ -61,6 +61,7 @@ constexpr int PITCH = ROWS + 4;                        // of a column in shared 
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
+static_assert((RING || !HALVES) && (HALVES || !KEEP_FACTORS), "factors");
 static_assert(!PAIRS || (!RECURRENT_DROPOUT && !KEEP_FACTORS), "pairs");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
@@ -419,7 +420,7 @@ __device__ inline float larger(float most, float x) { return fabsf(x) <= 3.40282
 // -- the kernels ---------------------------------------------------------------------------------------------------------
 
 #if !BACKWARD
-// Operands of the products: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
+// Operands of the products, here or of the weights' gradients: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
 // of every further lane its h before each step and, beside it, the output of the lane below at the step.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavefront_forward)(
     const Factor* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
@@ -428,7 +429,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
 #if HALVES
-    const float* __restrict__ scales,      // [2 + lanes]: what h, the projected input and a lane's sums are multiplied by
+    const float* __restrict__ scales,      // [1 + lanes]: what h is multiplied by; what a lane's sums are multiplied by
 #endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
@@ -476,7 +477,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
 #endif
 #if HALVES
-  const float h_scale = scales[0], of_input = scales[1], undo = scales[2 + in_ring];
+  const float h_scale = scales[0], undo = scales[1 + in_ring];
   auto factor = [&](float h) { return to_factor(h * h_scale); };
 #else
   auto factor = [](Number h) { return h; };
@@ -503,7 +504,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if RING
     put(of_ring(ring, 0, in_ring) + (size_t)place.sequence(point) * RING_PITCH, unit, factor(h));
 #endif
-    if (!ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
+    if (!(KEEP_FACTORS ? ends.of[point] : ends.last)) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
 
   tell_group(place);
@@ -552,7 +553,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
 #if HALVES
-          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate] * of_input);
+          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate]);
 #else
           z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
 #endif
@@ -565,11 +566,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         Number output = h;
         Kept stays = kept(h);
         const size_t at = (size_t)sequence * UNITS + unit;
+#if KEEP_FACTORS  // which are no h to end with
         if (time + 1 == ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
+#endif
 #if LENGTHS
         if (ends.passed(point, time)) c[point] = c_before, stays = now[(size_t)sequence * pitch + unit], output = 0;
 #endif
-        if (time + 1 < ends.last) operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = stays;
+        if (time + 1 < ends.last)
+          operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = stays;
+#if !KEEP_FACTORS
+        else
+          h_end[lane * PLANE + at] = stays, c_end[lane * PLANE + at] = c[point];
+#endif
         if (lane + 1 < LANES)
           rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = stays;
         else
@@ -627,7 +635,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
     float* d_bias                          // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
 #if KEEP_FACTORS
-    , float* d_undone                      // [lanes, time, batch]: what undoes the power of two of d_first and d_rest
+    , float* d_undone                      // [lanes, time, batch]: what undoes the power of two of d_first and d_rest; tiny where these are 0
 #endif
 #if RING
     , Factor* ring                         // of the gradients by the gates' sums
@@ -751,7 +759,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         d_h += d_output[point];
         Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
 #if KEEP_FACTORS
-        if (unit == 0) d_undone[((size_t)in_ring * TIME + time) * BATCH + sequence] = undone(bounded);
+        if (unit == 0)
+          d_undone[((size_t)in_ring * TIME + time) * BATCH + sequence] = undone(ends.passed(point, time) ? 0 : bounded);
 #endif
         if (ends.passed(point, time)) {
           d_h_kept[point] = d_h;
