@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 RANGE = 2.0**15  # below float16's 65504 by a factor of two
+TRAILING = 2.0**11  # of the second of a pair, which is as large as the first then
 
 
 def scaled(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -19,11 +20,13 @@ def scaled(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def pair(x: tf.Tensor) -> list[tf.Tensor]:
-    """Two of float16 whose sum is x of float32 below RANGE: 23 bits, none below 2^-40 of RANGE. Not finite: itself and 0."""
+    """Two of float16 whose sum is x of float32, below RANGE, when the second is divided by TRAILING: 23 bits of it, down to 2^-28
+    of RANGE. What is not finite is itself and 0.
+    """
     # Rounded by hand, since XLA takes a cast there and back for nothing.
     nearest = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x1000, ~0x1FFF), tf.float32)
     finite = tf.math.is_finite(x)
-    parts = tf.where(finite, nearest, x), tf.where(finite, x - nearest, 0.0)
+    parts = tf.where(finite, nearest, x), tf.where(finite, (x - nearest) * TRAILING, 0.0)
     return [tf.cast(part, tf.float16) for part in parts]
 
 

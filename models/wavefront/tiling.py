@@ -294,7 +294,8 @@ def _placements(work: Work, chip: Chip, tiling: Tiling) -> Iterator[Tiling]:
     kept = tiles * work.recurrent_dropout  # words of masks: backward of all sums, forward beside each operand
     for chunk in (k for k in range(1, tiles + 1) if tiles % k == 0):
         chunked = tiling._replace(chunk=chunk)
-        free = REGISTERS[work.dtype_code] - (8 if work.backward else 5) * chunked.points - row_tiles * tiles * 4
+        sums = row_tiles * tiles * (8 if work.dtype_code == PAIRS else 4)
+        free = REGISTERS[work.dtype_code] - (8 if work.backward else 5) * chunked.points - sums
         free -= row_tiles * kept if work.backward else 0
         # A sequence's end, and the gradient by an h that stands still.
         free -= chunked.points * (1 + work.backward) * work.lengths

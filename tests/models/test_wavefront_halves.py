@@ -364,6 +364,17 @@ def test_pairs_of_gradients_that_vanish_on_their_way_back_are_as_precise_at_ever
 
 
 @needs_compiler
+@pytest.mark.parametrize("apart", [1e4, 1e6])
+def test_pairs_of_a_sequence_are_as_precise_beside_one_whose_gradients_are_larger(by_pairs, apart):
+    def of_others(stack, dtype):
+        return [array[:, 1:] for array in stack_of(stack, dtype, apart=apart)[3:6]]  # by x, h and c
+
+    expected = of_others(lstm_stack, "float64")
+    pairs, three = (worst(found, expected) for found in by_pairs(lambda: of_others(persistent_stack, "float32")))
+    assert 0 < pairs < 1.5 * three + 2e-7 < 4e-6
+
+
+@needs_compiler
 @pytest.mark.parametrize("poison", [np.inf, np.nan])
 def test_what_is_not_finite_stays_in_its_sequence_with_pairs(by_pairs, poison):
     for found in by_pairs(lambda: stack_of(persistent_stack, "float32", poison=poison)):

@@ -2,8 +2,8 @@
 // cluster do together. DTYPE_CODE, which the host defines, 0: float32 (weights rounded to tf32 by the host); 1: float16; 2: bfloat16;
 // 3: float32, each product as three of tf32 (of the leading and the trailing halves), to a few units of float32's last place; 4: float32,
 // but the products' factors are float16, which has as many bits of a number as tf32, times powers of two that keep them in its range;
-// 5: float32, whose factors, times such powers, are sums of two float16, and products sums of three, as precise as 3's of numbers that
-// are not much smaller than the largest of their power.
+// 5: float32, whose factors, times such powers, are sums of two float16, and products sums of three, as precise as 3's down to 2^-28 of
+// the largest number of a power.
 //
 // Products are C[row, sequence] = sum over k of A[row, k] · B[sequence, k], both operands with k contiguous, so that a lane of
 // mma.sync finds its share of a fragment in 16 consecutive bytes. (The order of k within a block is then not the one of the PTX
@@ -25,9 +25,10 @@
 
 constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync; of PAIRS one of each product
 
-// x, times its power of two, at `index` of a row of factors. Of PAIRS 16 bytes hold what leads in four numbers, then what trails, which
-// is what float16 has of the rest.
+// x, times its power of two, at `index` of a row of factors. Of PAIRS 16 bytes hold what leads in four numbers, then what trails, times
+// TRAILING, so that it is as large and has as many bits.
 #if PAIRS
+constexpr float TRAILING = 2048;
 __device__ inline void put(Factor* row, int index, Factor x) {
   unsigned short* at = reinterpret_cast<unsigned short*>(row + index / 4 * 4) + index % 4;
   at[0] = x & 0xffff, at[4] = x >> 16;
@@ -35,7 +36,7 @@ __device__ inline void put(Factor* row, int index, Factor x) {
 __device__ inline Factor to_factor(float x) {
   const unsigned short leads = to_float16(x);
   const float rest = x - from_float16(leads);
-  return leads | (unsigned)(rest == rest ? to_float16(rest) : 0) << 16;  // no number: an infinity has no rest
+  return leads | (unsigned)(rest == rest ? to_float16(rest * TRAILING) : 0) << 16;  // no number: an infinity has no rest
 }
 #else
 __device__ inline void put(Factor* row, int index, Factor x) { row[index] = x; }
@@ -158,14 +159,20 @@ __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uin
   mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), trailing(b.z), trailing(b.w));
   mma(c, leading(upper.z), leading(lower.z), leading(upper.w), leading(lower.w), leading(b.z), leading(b.w));
 #elif PAIRS
-  mma(c, upper.z, lower.z, upper.w, lower.w, b.x, b.y);
-  mma(c, upper.x, lower.x, upper.y, lower.y, b.z, b.w);
   mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
 #else
   mma(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
   mma(c, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
 #endif
 }
+
+#if PAIRS
+// The two products with what trails in one of them.
+__device__ inline void multiply_trailing(float (&c)[4], uint4 upper, uint4 lower, uint4 b) {
+  mma(c, upper.z, lower.z, upper.w, lower.w, b.x, b.y);
+  mma(c, upper.x, lower.x, upper.y, lower.y, b.z, b.w);
+}
+#endif
 
 // To float32's precision, or to 1e-7 of 1 where the products are coarser by far.
 #if DTYPE_CODE == 3 || PAIRS

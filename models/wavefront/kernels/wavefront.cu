@@ -239,6 +239,9 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
   uint4 values[PREFETCH_DEPTH][COLUMN_TILES];  // a ring of blocks on their way
   unsigned seen[PREFETCH_DEPTH][COLUMN_TILES];
   Fragment streamed[STREAMED ? PREFETCH_DEPTH : 1][ROW_TILES];
+#if PAIRS
+  Sums trailing = {};  // times TRAILING
+#endif
 
   auto load = [&](int slot, int index) {
     const int block = place.block(index);
@@ -266,6 +269,9 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
     for (int tile = 0; tile < COLUMN_TILES; ++tile) {
       float(&sum)[4] = sums.of[row_tile][tile];
       const uint4 b = values[slot][tile];
+#if PAIRS
+      multiply_trailing(trailing.of[row_tile][tile], a.upper, a.lower, b);
+#endif
       if (!RECURRENT_DROPOUT) {
         multiply_add(sum, a.upper, a.lower, b);
       } else if (!BACKWARD) {
@@ -307,6 +313,14 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, const Operan
             STREAMED && index >= IN_REGISTERS + IN_SHARED ? streamed[slot][tile] : weights.from_shared(index, tile));
       if (index + PREFETCH_DEPTH < COUNT) load(slot, index + PREFETCH_DEPTH);
     }
+#if PAIRS
+#pragma unroll
+  for (int row_tile = 0; row_tile < ROW_TILES; ++row_tile)
+#pragma unroll
+    for (int tile = 0; tile < COLUMN_TILES; ++tile)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.of[row_tile][tile][e] += trailing.of[row_tile][tile][e] * (1 / TRAILING);
+#endif
 }
 
 // All threads that add up sums together.
