@@ -66,6 +66,7 @@ PRECISION = "fp32"
 # -----
 import json
 import sys
+reads = "UNITS"
 if "--plan" in sys.argv:
     plan = {"script": "x", "rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1000.0}
     plan |= {"at_once": 1, "gpus": 1, "left_out": "", "alone": ""}

@@ -142,9 +142,6 @@ def read_header(path: str | os.PathLike) -> Header:
     if len(rules) < 2:
         raise UserError(f"{path}: expected a header between two lines `# -----`, found {len(rules)} such lines")
     constants: dict[str, Constant] = {}
-    below = [node for statement in tree.body if statement.lineno > rules[1] for node in ast.walk(statement)]
-    names = (getattr(node, kind, None) for node in below for kind in ("id", "attr", "value"))
-    read = {name for name in names if isinstance(name, str) and name.isupper()}
     for node in tree.body:
         if not rules[0] < node.lineno < rules[1]:
             continue
@@ -169,9 +166,18 @@ def read_header(path: str | os.PathLike) -> Header:
         pairs = [*value.items()] if isinstance(value, dict) else [("", value)]
         if name in _TABLES and any((type(entry), type(values)) != (str, dict) for entry, values in pairs):
             raise UserError(f"{where}{name}: expected a dict of dicts, such as {{'small': dict(UNITS=256)}}")
-        if not known_limit(name) and name not in EXCEPTIONS and name not in read:
-            raise UserError(f"{where}nothing reads {name}{_hint(name, [*LIMITS, *read])}")
         constants[name] = Constant(value, text, node.lineno)
+    below = [node for statement in tree.body if statement.lineno > rules[1] for node in ast.walk(statement)]
+    names = (getattr(node, kind, None) for node in below for kind in ("id", "attr", "value"))
+    read = {name for name in names if isinstance(name, str)}
+    made = {node.id for node in below if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for name in constants:
+        if name not in read and name not in EXCEPTIONS:
+            lacking = [known for known in LIMITS if known in read - made and known not in constants]
+            hint = _hint(name, [*lacking, *constants.keys() - {name}])
+            if lacking and hint == ".":
+                hint = f"; the header lacks {lacking[0]}."
+            raise UserError(f"{path}:{constants[name].line}: nothing reads {name}{hint}")
     return _validate(Header(str(path), constants))
 
 

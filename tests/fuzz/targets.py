@@ -271,7 +271,7 @@ class Headers(Target):
     def make(self, chance: Random) -> bytes:
         text = chance.choice(self.good)
         end = text.index("# ---", text.index("# ---") + 90) + 80  # the second rule
-        header, rest = text[:end], "\nraise SystemExit('was executed')\n"
+        header, rest = text[:end], "\nraise SystemExit('was executed')\n" + text[end:]
         if chance.random() < 0.5:
             return mutations.near(chance, (header + rest).encode, share=0.02)
         lines = header.split("\n")

@@ -100,6 +100,7 @@ def test_the_suite_says_it_once_and_its_scripts_inherit_it(planted, tmp_path, mo
         plan = '{"script": "x", "rows": {"keras": "tensorflow"}, "processes": 1, "points": 1, "budget_s": 1.0, '
         plan += '"at_once": 1, "gpus": 1, "left_out": "", "alone": ""}'
         body = f"import os, sys\nprint({plan!r} if '--plan' in sys.argv else 'inherits ' + os.environ[{bf16.VARIABLE!r}])\n"
+        body += f"reads = {re.findall('^[A-Z][A-Z0-9_]*', header, re.MULTILINE)}\n"
         (tmp_path / script.name).write_text(f"# -----\n{header}# -----\n{body}")
     monkeypatch.setattr(suite, "report", lambda *_: None)
     planted(product("AVX512_CORE_BF16"))

@@ -1,5 +1,6 @@
 """Headers, command lines and their resolution: harness/run/options.py."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ SEED = 1
 
 def write_script(folder, body=BODY):
     path = Path(folder, "ptb.py")
-    read = "print(COUNT, SIZES, ANYTHING, TRAIN, VALIDATION_BATCH_SIZE_OF_ALL)"
+    read = f"print({', '.join({*re.findall('^[A-Z][A-Z0-9_]*', body, re.M)} - {'SEEDS', 'AFTERTHOUGHT', 'DROPOUT'})})"
     path.write_text(f'"""A language model.\n\n{RULE}\n"""\n{RULE}\n{body}{RULE}\n{read}\n', encoding="utf-8")
     return path
 
@@ -119,8 +120,10 @@ def test_comment_after_a_constant_is_its_help(header, name, comment):
         ("PRESETS = {'quick': 5}", "PRESETS: expected a dict of dicts"),
         ("ANYTHING = None", "ANYTHING = None: its type is not known"),
         ("UNITS = (", "not valid Python"),
-        ("UNIT = 128", "nothing reads UNIT; did you mean UNITS?"),
+        ("SEEDS = 128", "nothing reads SEEDS; did you mean SEED?"),
         ("AFTERTHOUGHT = 128", "nothing reads AFTERTHOUGHT."),
+        ("DROPOUT = 0.5", "nothing reads DROPOUT."),
+        ("UNITS = SEED * 2", "UNITS: expected a plain value"),
     ],
 )
 def test_bad_header_is_refused_with_path_and_line(tmp_path, line, expected):

@@ -36,7 +36,7 @@ PRECISION = "fp32"
 BODY = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-here, reads = Path(__file__), "NOISE"
+here, reads = Path(__file__), ("UNITS", "EPOCHS", "NOISE")
 if "--list" in sys.argv:
     print("keras   vanilla")
     print("{row}   only here")
