@@ -31,12 +31,13 @@ PROCESSES = 2
 ROWS = "all"
 PRECISION = "fp32"
 # -----
+READS = "UNITS", "EPOCHS", "NOISE"
 '''
 # Notes how it was started; then does what the file <name>.does beside it says.
 BODY = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-here, reads = Path(__file__), ("UNITS", "EPOCHS", "NOISE")
+here = Path(__file__)
 if "--list" in sys.argv:
     print("keras   vanilla")
     print("{row}   only here")
