@@ -168,17 +168,22 @@ def read_header(path: str | os.PathLike) -> Header:
             raise UserError(f"{where}{name}: expected a dict of dicts, such as {{'small': dict(UNITS=256)}}")
         constants[name] = Constant(value, text, node.lineno)
     below = [node for statement in tree.body if statement.lineno > rules[1] for node in ast.walk(statement)]
+    _check_read(str(path), constants, below)
+    return _validate(Header(str(path), constants))
+
+
+def _check_read(path: str, constants: Mapping[str, Constant], below: Sequence[ast.AST]) -> None:
+    """Each constant is named by the script's code below its header, or read by the harness in every script that has it."""
     names = (getattr(node, kind, None) for node in below for kind in ("id", "attr", "value"))
     read = {name for name in names if isinstance(name, str)}
     made = {node.id for node in below if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for name in constants:
+    lacking = [name for name in LIMITS if name in read - made and name not in constants]
+    for name, constant in constants.items():
         if name not in read and name not in EXCEPTIONS:
-            lacking = [known for known in LIMITS if known in read - made and known not in constants]
             hint = _hint(name, [*lacking, *constants.keys() - {name}])
             if lacking and hint == ".":
                 hint = f"; the header lacks {lacking[0]}."
-            raise UserError(f"{path}:{constants[name].line}: nothing reads {name}{hint}")
-    return _validate(Header(str(path), constants))
+            raise UserError(f"{path}:{constant.line}: nothing reads {name}{hint}")
 
 
 def _literal(node: ast.expr) -> object:

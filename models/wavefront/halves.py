@@ -23,11 +23,15 @@ def pair(x: tf.Tensor) -> list[tf.Tensor]:
     """Two of float16 whose sum is x of float32, below RANGE, when the second is divided by TRAILING: 23 bits of it, down to 2^-28
     of RANGE. What is not finite is itself and 0.
     """
-    # Rounded by hand, since XLA takes a cast there and back for nothing.
-    nearest = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x1000, ~0x1FFF), tf.float32)
-    finite = tf.math.is_finite(x)
-    parts = tf.where(finite, nearest, x), tf.where(finite, (x - nearest) * TRAILING, 0.0)
+    leading, finite = nearest(x), tf.math.is_finite(x)
+    parts = tf.where(finite, leading, x), tf.where(finite, (x - leading) * TRAILING, 0.0)
     return [tf.cast(part, tf.float16) for part in parts]
+
+
+def nearest(x: tf.Tensor) -> tf.Tensor:
+    """x of float32 to as many bits as float16 and TensorFloat-32 have; of NaN anything."""
+    # By hand, since XLA takes a cast there and back for nothing.
+    return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x1000, ~0x1FFF), tf.float32)
 
 
 def powers(most: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -546,8 +546,7 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     """Weights to the nearest tf32 where the kernels take them for that: once, and not at every step. Any NaN is the one NaN."""
     if dtype_code != DTYPE_CODES["tf32"]:
         return weights
-    nearest = tf.bitwise.bitwise_and(tf.bitcast(weights, tf.int32) + 0x1000, ~0x1FFF)
-    return tf.where(tf.math.is_nan(weights), float("nan"), tf.bitcast(nearest, tf.float32))
+    return tf.where(tf.math.is_nan(weights), float("nan"), halves.nearest(weights))
 
 
 def _factors(work: Work, weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:

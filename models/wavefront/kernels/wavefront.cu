@@ -29,8 +29,8 @@
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
 //   RING                 see above; of HALVES always
-//   KEEP_FACTORS         1, of HALVES but no PAIRS: what stays for the weights' gradients are the products' factors, and what undoes a gradient's
-//                        power of two; 0: numbers
+//   KEEP_FACTORS         1, of HALVES but no PAIRS: what stays for the weights' gradients are the products' factors, and what
+//                        undoes a gradient's power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
@@ -434,8 +434,9 @@ __device__ inline float larger(float most, float x) { return fabsf(x) <= 3.40282
 // -- the kernels ---------------------------------------------------------------------------------------------------------
 
 #if !BACKWARD
-// Operands of the products, here or of the weights' gradients: first [time, batch, units], the h of lane 0 before each step; rest [lanes - 1, time, batch, 2·units],
-// of every further lane its h before each step and, beside it, the output of the lane below at the step.
+// Operands of the products, here (but with RING) and of the weights' gradients: first [time, batch, units], the h of lane 0 before each
+// step; rest [lanes - 1, time, batch, 2·units], of every further lane its h before each step and, beside it, the output of the lane
+// below at the step.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavefront_forward)(
     const Factor* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
     const Number* __restrict__ projected,  // [time, batch, 4·LAYER_UNITS]: lane 0's input times its kernel
@@ -649,7 +650,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     Number* d_h_0, float* d_c_0,           // [lanes, batch, units]
     float* d_bias                          // [GROUPS, COLUMN_WARPS·AT_ONCE, lanes, 4·units], to be added up over the first two
 #if KEEP_FACTORS
-    , float* d_undone                      // [lanes, time, batch]: what undoes the power of two of d_first and d_rest; tiny where these are 0
+    , float* d_undone                      // [lanes, time, batch]: what undoes their power of two; tiny past a sequence's end
 #endif
 #if RING
     , Factor* ring                         // of the gradients by the gates' sums
