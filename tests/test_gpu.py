@@ -1,6 +1,5 @@
 """Every row on an NVIDIA GPU: it computes what the reference does, in the precision and by the kernels that it names."""
 
-import functools
 import os
 import re
 import subprocess
@@ -14,8 +13,8 @@ from harness.measure import clocks
 from harness.measure.proof import Kernel, Proof
 from harness.record import machine, records
 from models import rows
-from models.wavefront import WavefrontLSTM, nvrtc, persistent, products, softmax, tiling, tune
-from models.wavefront.work import DTYPE_CODES, HALVES, PAIRS
+from models.wavefront import WavefrontLSTM, persistent, products, softmax, tiling, tune
+from models.wavefront.work import DTYPE_CODES, HALVES, PAIRS, SUFFIXES
 from tests import cases
 from tests.comparing import error
 
@@ -66,11 +65,11 @@ def test_row_computes_what_the_reference_does_by_the_kernels_it_names(gpu_runtim
 
 
 @pytest.mark.parametrize(
-    ("precision", "halves"), [*((precision, False) for precision in rows.PRECISIONS), ("tf32", True)]
+    ("precision", "allowed"), [*((precision, False) for precision in rows.PRECISIONS), ("tf32", True), ("fp32", True)]
 )
 @pytest.mark.parametrize("ptb", [False, True])
-def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, halves, ptb):
-    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", halves)
+def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, allowed, ptb):
+    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", allowed)
     monkeypatch.setattr(softmax, "LARGE", 0)
     monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     cases.execute_in(precision)
@@ -78,21 +77,24 @@ def test_softmax_in_one_kernel_is_proven_in_training(gpu_runtime, monkeypatch, p
     reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")
     proof = cases.prove(trial, "train", precision, reference, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
-    assert "softmax_cross_entropy" + "_by_float16" * halves in proof.kernel["kernels"]
+    code = softmax.factors(tf.float32) if precision in ("tf32", "fp32") else None
+    assert (code is not None) == allowed
+    assert "softmax_cross_entropy" + SUFFIXES.get(code, "") in proof.kernel["kernels"]
 
 
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
 @pytest.mark.parametrize("ptb", [False, True])
-def test_a_softmax_of_float16_without_the_kernel_is_proven_in_training(gpu_runtime, monkeypatch, ptb):
-    monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", True)
-    monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
-    found, made = [], softmax.scaled_loss_by_halves
-    monkeypatch.setattr(softmax, "scaled_loss_by_halves", lambda *given: found.append(given) or made(*given))
-    cases.execute_in("tf32")
-    trial = cases.language_model("wavefront_persistent", "tf32", ptb=ptb)
+def test_a_softmax_of_float16_without_the_kernel_is_proven_in_training(gpu_runtime, monkeypatch, precision, ptb):
+    monkeypatch.setattr(softmax, "FACTORS_FLOPS", 0)
+    found, made = [], softmax.scaled_loss_by_factors
+    monkeypatch.setattr(softmax, "scaled_loss_by_factors", lambda *given: found.append(given) or made(*given))
+    cases.execute_in(precision)
+    trial = cases.language_model("wavefront_persistent", precision, ptb=ptb)
     reference, kernel = cases.language_model_reference(ptb=ptb), cases.kernel_of("wavefront_persistent")
-    proof = cases.prove(trial, "train", "tf32", reference, kernel, gpu_runtime)
+    proof = cases.prove(trial, "train", precision, reference, kernel, gpu_runtime)
     assert proof.record()["ok"], proof.record()["reason"]
-    assert found and not any(name.startswith(softmax.KERNEL) for name in proof.kernel["kernels"])
+    assert {given[0] for given in found} == {HALVES if precision == "tf32" else PAIRS}
+    assert not any(name.startswith(softmax.KERNEL) for name in proof.kernel["kernels"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -192,7 +194,7 @@ def canonical_of(x, **options):
     return layer.get_canonical()
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [False, True])  # False: as where one way alone is by float16
 @pytest.mark.parametrize(
     ("masked", "options"),
     [
@@ -214,8 +216,11 @@ def test_products_of_float16_in_the_kernels_err_as_tf32_does(
         function = getattr(persistent, name)
         monkeypatch.setattr(persistent, name, lambda work, *rest, own=function: ran.append(work) or own(work, *rest))
     monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
-    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
-    monkeypatch.setattr("models.wavefront.persistent.HALVES_KEPT", kept)
+    if not kept:
+        launches = persistent._launches
+        monkeypatch.setattr(
+            persistent, "_launches", lambda *given: [way._replace(keeps_factors=False) for way in launches(*given)]
+        )
     cases.execute_in("fp32")
     canonical = canonical_of(x, **options)
     expected = outputs_and_gradients("xla", x, canonical, mask, **options)
@@ -241,46 +246,19 @@ def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
     mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
     options = {"units": units, "num_layers": layers, "return_sequences": True} | options
     monkeypatch.setattr(tiling, "HALVES_CALL_US", dict.fromkeys((False, True), -1e9))
-    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
     cases.execute_in("fp32")
     canonical = canonical_of(x, dtype="float32", **options)
     expected = outputs_and_gradients("xla", x, canonical, mask, dtype="float64", **options)
     errors, ran, launch = [], [], persistent._launch
     monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.dtype_code) or launch(work, *rest))
     for allowed in (True, False):
-        monkeypatch.setattr("models.wavefront.work.PAIRS_ALLOWED", allowed)
+        monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", allowed)
         found = outputs_and_gradients("persistent", x, canonical, mask, dtype="float32", **options)
         assert set(ran) == {PAIRS if allowed else DTYPE_CODES["float32"]}
         ran.clear()
         errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
     for pairs, three in zip(*errors, strict=True):
         assert pairs < 1.5 * three + 5e-7 and three < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("policy", "precision"),
-    [("float32", "fp32"), ("float32", "tf32"), ("mixed_float16", "fp16"), ("mixed_bfloat16", "fp16")],
-)
-@pytest.mark.parametrize(("units", "layers", "batch"), [(256, 3, 128), (650, 2, 20), (1500, 1, 20)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_ring_changes_no_number(gpu_runtime, monkeypatch, masked, units, layers, batch, policy, precision):
-    x = np.random.default_rng(0).normal(size=(batch, 25, 30)).astype("float32")
-    mask = np.arange(25) < 1 + np.arange(batch)[:, np.newaxis] % 25 if masked else None
-    options = {"units": units, "num_layers": layers, "return_sequences": True, "dtype": policy}
-    cases.execute_in(precision)
-    canonical, found, ran, launch = canonical_of(x, **options), [], [], persistent._launch
-    monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", False)
-    monkeypatch.setattr(
-        nvrtc, "chip", functools.partial(nvrtc.Chip._replace, nvrtc.chip(), clusters=())
-    )  # cluster.cu has none
-    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.ring) or launch(work, *rest))
-    for rings in (set(), {*DTYPE_CODES.values()}):
-        monkeypatch.setattr("models.wavefront.persistent.RINGS", rings)
-        found.append(outputs_and_gradients("persistent", x, canonical, mask, **options))
-        assert set(ran) == {bool(rings)}
-        ran.clear()
-    for plain, through_ring in zip(*found, strict=True):
-        np.testing.assert_array_equal(plain, through_ring)
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])

@@ -144,6 +144,8 @@ class LanguageModel(trial.LanguageModelTrial):
     def notes(self, mode: str) -> list[str]:
         """Sentences for the tables on how the stack ran, and the SoftmaxHead's products."""
         of_head = products.notes(self.stack.dtype) if self.head is not None and mode != "stack" else []
+        if mode not in ("forward", "stack") and self._takes_scaled_loss():
+            of_head += softmax.notes(tf.as_dtype(self.stack.dtype))
         return list(dict.fromkeys([*self.stack.notes(mode), *of_head]))
 
     def restore(self) -> None:
@@ -228,6 +230,9 @@ class LanguageModel(trial.LanguageModelTrial):
             return ""
         return softmax.KERNEL if self.head.runs_kernel(self._words_of_a_step()) else ""
 
+    def _takes_scaled_loss(self) -> bool:
+        return self.fused_loss and self.head.takes_scaled_loss(self._words_of_a_step())
+
     def _words_of_a_step(self) -> int:
         """Of one device."""
         return self.batches[0][0].shape.num_elements()
@@ -268,7 +273,7 @@ class LanguageModel(trial.LanguageModelTrial):
 
     def _training_loss(self, hidden, targets):
         """The loss times `loss_scale`, whose gradients are taken, and the loss; `hidden` as of `_head`."""
-        if self.fused_loss and self.head.takes_scaled_loss(self._words_of_a_step()):
+        if self._takes_scaled_loss():
             terms = targets.shape.num_elements() if self.reduction == "mean" else targets.shape[1 - self._time_axis]
             scaled_loss, losses = self.head.scaled_loss(hidden, targets, self.loss_scale / terms)
             return scaled_loss, self._reduced(losses)

@@ -2,7 +2,8 @@
 
 Both have the same bits of a number, float16 in half the bytes and at twice the rate. It lacks float32's range: with an array's
 power of two a number keeps all its bits down to 2^-28 of the array's largest one and is 0 below 2^-39 of it. Infinities and NaN
-stay what they are.
+stay what they are. Pairs of such are in the place of float32's where TensorFloat-32 is off: 23 bits of a number down to 2^-28 of
+the largest one, 11 of one that is 2^-40 of it.
 """
 
 from collections.abc import Sequence
@@ -13,24 +14,25 @@ RANGE = 2.0**15  # below float16's 65504 by a factor of two
 TRAILING = 2.0**11  # of the second of a pair, which is as large as the first then
 
 
-def scaled(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """x of float32 as float16, and what undoes its power of two, a scalar."""
+def factors(x: tf.Tensor, in_pairs: bool) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """x of float32 as one of float16, or as a pair of them, and what undoes its power of two, a scalar."""
     scale, undone = powers(largest(x))
-    return tf.cast(x * scale, tf.float16), undone
+    return pair(x * scale) if in_pairs else [tf.cast(x * scale, tf.float16)], undone
 
 
 def pair(x: tf.Tensor) -> list[tf.Tensor]:
-    """Two of float16 whose sum is x of float32, below RANGE, when the second is divided by TRAILING: 23 bits of it, down to 2^-28
-    of RANGE. What is not finite is itself and 0.
+    """Two of float16 whose sum is x of float32, below RANGE, when the second is divided by TRAILING. What is not finite is itself
+    and 0.
     """
-    leading, finite = nearest(x), tf.math.is_finite(x)
+    # As float16 has it, in steps of 2^-24 below its least power of two; XLA takes a cast there and back for nothing.
+    leading = tf.where(tf.abs(x) < 2.0**-14, tf.round(x * 2.0**24) * 2.0**-24, nearest(x))
+    finite = tf.math.is_finite(x)
     parts = tf.where(finite, leading, x), tf.where(finite, (x - leading) * TRAILING, 0.0)
     return [tf.cast(part, tf.float16) for part in parts]
 
 
 def nearest(x: tf.Tensor) -> tf.Tensor:
     """x of float32 to as many bits as float16 and TensorFloat-32 have; of NaN anything."""
-    # By hand, since XLA takes a cast there and back for nothing.
     return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32) + 0x1000, ~0x1FFF), tf.float32)
 
 

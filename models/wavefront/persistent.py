@@ -34,10 +34,9 @@ from .nvrtc import Chip
 from .products import dot, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
-from .work import DTYPE_CODES, HALVES, HALVES_KEPT, PAIRS, RINGS, WARPS, Work, halves_allowed, padded_units, parts
+from .work import DTYPE_CODES, HALVES, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
-BY_FLOAT16 = {HALVES: "_by_float16", PAIRS: "_by_pairs_of_float16"}  # in a kernel's name
 
 
 @tf.autograph.experimental.do_not_convert
@@ -305,8 +304,8 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
 def _launches(work: Work, time: int) -> list[Work]:
     """Of such work, forward and backward, with the products that are taken."""
     both = [by_halves(work._replace(backward=backward), time, nvrtc.chip()) for backward in (False, True)]
-    kept = HALVES_KEPT and not work.recurrent_dropout and all(way.dtype_code == HALVES for way in both)
-    return [way._replace(ring=way.dtype_code in RINGS, keeps_factors=kept) for way in both]
+    kept = not work.recurrent_dropout and all(way.dtype_code == HALVES for way in both)
+    return [way._replace(keeps_factors=kept) for way in both]
 
 
 def _unwatched(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -539,7 +538,7 @@ def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling,
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:
     """Its name."""
-    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}{BY_FLOAT16.get(work.dtype_code, '')}"
+    return f"{tiling.kernel}_{'backward' if work.backward else 'forward'}{SUFFIXES.get(work.dtype_code, '')}"
 
 
 def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
@@ -608,7 +607,7 @@ def _launch(work: Work, time: int, layer_units: int, operands, results, in_ring:
     chip = nvrtc.chip()
     tiling = fitting(work, chip)
     code = ptx(work, time, layer_units, tiling, chip)
-    if ring := (work.ring or work.scaled) and tiling.source == Tiling.source:
+    if ring := work.ring and tiling.source == Tiling.source:
         factors = tf.float16 if work.itemsize == 2 else tf.float32
         results = [*results, tf.TensorSpec([2, work.lanes * work.directions, work.batch, in_ring], factors)]
     size = 32 * WARPS, tiling.shared_bytes(work)

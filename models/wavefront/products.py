@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from . import nvrtc, tracing, work
+from . import halves, nvrtc, tracing, work
 
 # Floating-point operations; 2.5 times as many where a sum over rows has few tiles of 64 x 64 as its result. With all products by
 # cuBLAS a training step of 2 layers of 128 units took an eighth longer, one of 200 units no longer: docs/wavefront-kernels.md.
@@ -194,6 +194,20 @@ def _parts(x: tf.Tensor) -> list[tf.Tensor]:
         found.append(tf.cast(nearest, tf.bfloat16))
         x -= nearest
     return found
+
+
+def of_factors(a: Sequence[tf.Tensor], b: Sequence[tf.Tensor], of_a: int, of_b: int) -> tf.Tensor:
+    """`dot` of two factors of float16, or of two pairs of them (halves.py), without their powers of two."""
+    if len(a) == 1:
+        return dot(a[0], b[0], of_a, of_b)
+    (a, trailing_a), (b, trailing_b) = a, b
+    result = a.shape[-3 - of_a] * b.shape[-3 - of_b]
+    if result > a.shape.num_elements() + b.shape.num_elements() and a.shape[of_a] <= LONGEST:
+        # As in `_by_parts`.
+        small, small_trailing = b / halves.TRAILING, trailing_b / halves.TRAILING
+        return dot(tf.concat([trailing_a, a, a], of_a), tf.concat([small, small_trailing, b], of_b), of_a, of_b)
+    trailing = dot(trailing_a, b, of_a, of_b) + dot(a, trailing_b, of_a, of_b)
+    return trailing / halves.TRAILING + _in_pieces(a, b, of_a, of_b)
 
 
 def _in_pieces(a: tf.Tensor, b: tf.Tensor, of_a: int, of_b: int) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from . import halves, nvrtc, products
 from .nvrtc import Chip
 from .softmax_loss import losses_and_gradients
-from .work import DTYPE_CODES, HALVES, halves_allowed
+from .work import DTYPE_CODES, HALVES, PAIRS, SUFFIXES, by_float16
 
 SOURCE = Path(__file__).with_name("kernels") / "softmax.cu"
 VECTOR_BYTES = 16
@@ -23,10 +23,9 @@ THREADS = ((512, 2), (1024, 1))
 REGISTERS = 40  # numbers of a row that a thread keeps, at most
 FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
 LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
-# Whether products of float16 are taken without the kernel too, from so many floating-point operations on, and with features that
-# are no multiple of 8: no GPU has run that.
-HALVES_WITHOUT_KERNEL = False
-HALVES_FLOPS = 1e9
+FACTORS_FLOPS = (
+    1e9  # floating-point operations of a product, from which on float16 takes float32's place without the kernel too
+)
 KERNEL = "softmax_cross_entropy"
 
 
@@ -79,15 +78,23 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
     return launch is not None and launch.threads >= FEW_THREADS
 
 
-def takes_halves(features: int, dtype: tf.DType) -> bool:
-    """Whether `scaled_loss_by_halves` is the way of a dense layer with so many features."""
-    allowed = dtype == tf.float32 and products.tf32() and halves_allowed(DTYPE_CODES["tf32"])
-    return allowed and (features % 8 == 0 or HALVES_WITHOUT_KERNEL)
+def factors(dtype: tf.DType) -> int | None:
+    """HALVES or PAIRS, which `scaled_loss_by_factors` takes in this dtype's place; None: none."""
+    return by_float16(DTYPE_CODES["tf32" if products.tf32() else "float32"]) if dtype == tf.float32 else None
 
 
-def halves_pay(rows: int, features: int, columns: int, dtype: tf.DType) -> bool:
-    """Whether `scaled_loss_by_halves` should be the faster way where the kernel is not."""
-    return HALVES_WITHOUT_KERNEL and takes_halves(features, dtype) and 2 * rows * features * columns >= HALVES_FLOPS
+def factors_pay(rows: int, features: int, columns: int, dtype: tf.DType) -> bool:
+    """Whether `scaled_loss_by_factors` should be the faster way where the kernel is not."""
+    return factors(dtype) is not None and 2 * rows * features * columns >= FACTORS_FLOPS
+
+
+def notes(dtype: tf.DType) -> list[str]:
+    """For whoever reports times: what `scaled_loss_by_factors` multiplies in this dtype's place."""
+    what = {
+        HALVES: "in TensorFloat-32's place the vocabulary's products in training multiply float16 times powers of two",
+        PAIRS: "the vocabulary's products in training multiply sums of two float16 times powers of two, of 23 bits",
+    }
+    return [f"{what[code]}: docs/wavefront-kernels.md"] if (code := factors(dtype)) else []
 
 
 def scaled_loss(
@@ -136,7 +143,8 @@ def scaled_loss(
     return total, tf.stop_gradient(losses)
 
 
-def scaled_loss_by_halves(
+def scaled_loss_by_factors(
+    code: int,
     x: tf.Tensor,
     kernel: tf.Tensor,
     bias: tf.Tensor,
@@ -144,33 +152,37 @@ def scaled_loss_by_halves(
     vocabulary: int,
     scale: float | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`scaled_loss` of the logits x · kernel, whose product and the two of its gradient are of float16 (halves.py).
+    """`scaled_loss` of the logits x · kernel, whose product and the two of its gradient are of float16, or pairs (halves.py).
 
     The gradient by the logits is that of a single loss there, which is 1 at most, and `scale` comes after the products. Logits
     that are too few for the kernel are XLA's.
 
     Args:
+        code: HALVES or PAIRS.
         x, kernel: [rows, features] and [features, words] float32.
     """
     scale, features = tf.convert_to_tensor(scale, tf.float32), x.shape[-1]
 
     @tf.custom_gradient
     def run(x, kernel, bias):
-        x, of_x = halves.scaled(products.with_zeros(x, -1, -features % 8))  # to whole 16 bytes
-        kernel, of_kernel = halves.scaled(products.with_zeros(kernel, -2, -features % 8))
-        logits, undone = products.dot(x, kernel, -1, -2), of_x * of_kernel
-        if not HALVES_WITHOUT_KERNEL or pays(*logits.shape, logits.dtype):
+        x, of_x = halves.factors(products.with_zeros(x, -1, -features % 8), code == PAIRS)  # to whole 16 bytes
+        kernel, of_kernel = halves.factors(products.with_zeros(kernel, -2, -features % 8), code == PAIRS)
+        logits, undone = products.of_factors(x, kernel, -1, -2), of_x * of_kernel
+        if pays(*logits.shape, logits.dtype):
             scales = tf.stack([halves.RANGE, undone])
-            losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, HALVES)
+            losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, code)
+            d_logits = tf.unstack(d_logits) if code == PAIRS else [d_logits]
         else:
             losses, d_logits = losses_and_gradients(logits * undone + bias, targets, vocabulary)
             d_logits *= halves.RANGE
-            d_bias, d_logits = tf.reduce_sum(d_logits, 0), tf.cast(d_logits, tf.float16)
+            d_bias = tf.reduce_sum(d_logits, 0)
+            d_logits = halves.pair(d_logits) if code == PAIRS else [tf.cast(d_logits, tf.float16)]
 
         def gradient(upstream, _):
             by = upstream * scale / halves.RANGE
-            d_x, d_kernel = products.dot(d_logits, kernel, -1, -1), products.dot(x, d_logits, -2, -2)
-            return d_x[:, :features] * (by * of_kernel), d_kernel[:features] * (by * of_x), d_bias * by
+            d_x = products.of_factors(d_logits, kernel, -1, -1)[:, :features]
+            d_kernel = products.of_factors(x, d_logits, -2, -2)[:features]
+            return d_x * (by * of_kernel), d_kernel * (by * of_x), d_bias * by
 
         return (scale * tf.reduce_sum(losses), losses), gradient
 
@@ -193,14 +205,15 @@ def _launch(logits, bias, targets, scales, vocabulary: int, dtype_code: int):
         "GRID": launch.grid, "THREADS": launch.threads, "BLOCKS": launch.blocks,
     }  # fmt: skip
     code = nvrtc.ptx(SOURCE.read_text(), tuple(defines.items()), chip.capability)
+    by_float16 = dtype_code in SUFFIXES
     results = [
         tf.TensorSpec([rows], tf.float32),
-        tf.TensorSpec([rows, columns], tf.float16 if dtype_code == HALVES else logits.dtype),
+        tf.TensorSpec([2] * (dtype_code == PAIRS) + [rows, columns], tf.float16 if by_float16 else logits.dtype),
         tf.TensorSpec([launch.grid, columns], tf.float32),
     ]
     operands = [logits, bias, targets, scales]
     losses, d_logits, d_bias = nvrtc.launch(
-        KERNEL + "_by_float16" * (dtype_code == HALVES),
+        KERNEL + SUFFIXES.get(dtype_code, ""),
         code,
         operands,
         results,

@@ -132,7 +132,7 @@ class SoftmaxHead(keras.layers.Layer):
         return softmax.pays(rows, padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype))
 
     def takes_scaled_loss(self, rows: int | None) -> bool:
-        """Whether `scaled_loss` of so many rows is the faster way: by the CUDA kernel, or without it by products of float16.
+        """Whether `scaled_loss` of so many rows is the faster way: by the CUDA kernel, or without it by factors of float16.
 
         Raises:
             ValueError: as of runs_kernel.
@@ -140,7 +140,7 @@ class SoftmaxHead(keras.layers.Layer):
         if self.runs_kernel(rows):
             return True
         size = *self.kernel.shape[:1], padded_size(self.vocabulary), tf.as_dtype(self.compute_dtype)
-        return self.fused and rows is not None and softmax.halves_pay(rows, *size)
+        return self.fused and rows is not None and softmax.factors_pay(rows, *size)
 
     def padded_logits(self, inputs: tf.Tensor) -> tf.Tensor:
         """Logits [..., padded vocabulary] of inputs [..., features]; words that do not exist are never predicted."""
@@ -164,8 +164,8 @@ class SoftmaxHead(keras.layers.Layer):
         """
         kernel, bias = padded(self.kernel.value, self.bias.value)
         of_words = tf.cast(bias, tf.float32), tf.reshape(targets, [-1]), self.vocabulary, scale
-        if softmax.takes_halves(kernel.shape[0], tf.as_dtype(self.compute_dtype)):
-            total, losses = softmax.scaled_loss_by_halves(self._flat(inputs), kernel, *of_words)
+        if code := softmax.factors(tf.as_dtype(self.compute_dtype)):
+            total, losses = softmax.scaled_loss_by_factors(code, self._flat(inputs), kernel, *of_words)
         else:
             total, losses = softmax.scaled_loss(self._product(inputs, kernel), *of_words)
         return total, tf.reshape(losses, targets.shape)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from . import clusters
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .work import HALVES, HALVES_OF_OPTIONS, LINE, PAIRS, WARPS, Work, by_float16, multiple, parts
+from .work import HALVES, LINE, PAIRS, WARPS, Work, by_float16, multiple, parts
 
 TUNE = f"python -m {__package__}.tune"
 LOGGER = logging.getLogger("wavefront_lstm")
@@ -159,7 +159,7 @@ class Tiling(NamedTuple):
             "BATCH_TILE": self.batch_tile, "SPLIT": self.split, "COLUMN_WARPS": self.column_warps,
             "IN_REGISTERS": self.in_registers, "IN_SHARED": self.in_shared, "PREFETCH_DEPTH": self.prefetch_depth,
             "CHUNK": self.chunk, "RECURRENT_DROPOUT": int(work.recurrent_dropout), "LENGTHS": int(work.lengths),
-            "DIRECTIONS": work.directions, "RING": int(work.ring or work.scaled), "KEEP_FACTORS": int(work.keeps_factors),
+            "DIRECTIONS": work.directions, "KEEP_FACTORS": int(work.keeps_factors),
         }  # fmt: skip
         return tuple(found.items())
 
@@ -216,9 +216,7 @@ def by_halves(work: Work, time: int, chip: Chip) -> Work:
     code = by_float16(work.dtype_code)
     if code is None or time > HALVES_STEPS:
         return work
-    if work.recurrent_dropout and (code == PAIRS or not HALVES_OF_OPTIONS):
-        return work
-    if work.directions > 1 and not HALVES_OF_OPTIONS:
+    if work.recurrent_dropout and code == PAIRS:
         return work
     halves = work._replace(dtype_code=code)
     if work.units % multiple(halves.itemsize) or not _fits(halves, chip):

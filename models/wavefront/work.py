@@ -6,12 +6,8 @@ from typing import NamedTuple
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
 HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1") != "0"
-HALVES_OF_OPTIONS = False  # also with recurrent dropout and in two directions: no GPU has run these
 PAIRS = 5  # that of float32 whose products read pairs of such
-# No GPU has run these either: pairs, what stays for the weights' gradients as factors of float16, and rings of DTYPE_CODEs.
-PAIRS_ALLOWED = False
-HALVES_KEPT = False
-RINGS: set[int] = set()
+SUFFIXES = {HALVES: "_by_float16", PAIRS: "_by_pairs_of_float16"}  # of a kernel's name
 WARPS = 8  # of a thread block
 LINE = 64  # bytes of the inner dimension that a warp takes at once
 
@@ -27,8 +23,7 @@ class Work(NamedTuple):
         recurrent_dropout: whether gates see parts of h alone.
         lengths: whether sequences have lengths of their own.
         directions: 1, or 2 of a single layer.
-        ring: whether what a step needs of the last one goes through a ring, as it does where `scaled`.
-        keeps_factors: whether what stays for the weights' gradients is of float16, see halves.py.
+        keeps_factors: whether what stays for the weights' gradients are the factors of HALVES.
     """
 
     lanes: int
@@ -39,7 +34,6 @@ class Work(NamedTuple):
     recurrent_dropout: bool = False
     lengths: bool = False
     directions: int = 1
-    ring: bool = False
     keeps_factors: bool = False
 
     @property
@@ -52,6 +46,11 @@ class Work(NamedTuple):
         """Whether factors of the products have powers of two."""
         return self.dtype_code in (HALVES, PAIRS)
 
+    @property
+    def ring(self) -> bool:
+        """Whether what a step needs of the last one goes through a ring, beside what stays for the weights' gradients."""
+        return self.scaled and not self.keeps_factors
+
 
 def halves_allowed(dtype_code: int) -> bool:
     """Whether HALVES may take the place of this DTYPE_CODE."""
@@ -60,7 +59,7 @@ def halves_allowed(dtype_code: int) -> bool:
 
 def by_float16(dtype_code: int) -> int | None:
     """What may take the place of this DTYPE_CODE."""
-    if PAIRS_ALLOWED and HALVES_ALLOWED and dtype_code == DTYPE_CODES["float32"]:
+    if HALVES_ALLOWED and dtype_code == DTYPE_CODES["float32"]:
         return PAIRS
     return HALVES if halves_allowed(dtype_code) else None
 

@@ -20,7 +20,6 @@ from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
 
 ALLOWED = "models.wavefront.work.HALVES_ALLOWED"
-KEPT = "models.wavefront.persistent.HALVES_KEPT"
 ALWAYS = dict.fromkeys((False, True), -1e9)  # us of a launch
 
 
@@ -33,7 +32,6 @@ def folder(tmp_path_factory):
 def taken(monkeypatch):
     monkeypatch.setattr(ALLOWED, True)
     monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
-    monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
 
 
 def dot_of_float16(a, b, of_a, of_b):
@@ -48,13 +46,17 @@ def product_of_tf32(a, b, transpose_a=False, transpose_b=False):
     return tf.matmul(a, b, transpose_a, transpose_b)
 
 
-@pytest.fixture(params=[False, True], ids=["", "kept"])
+@pytest.fixture(params=[True, False], ids=["kept", "in a ring"])
 def in_both(request, monkeypatch, folder):
     """Callable: (function that runs a stack) → what it returns with factors of float16, and without.
 
-    With those, also what stays for the weights' gradients is of float16, or not.
+    With those, what stays for the weights' gradients is of float16, or not, as where one way alone has such factors.
     """
-    monkeypatch.setattr(KEPT, request.param)
+    if not request.param:
+        launches = persistent._launches
+        monkeypatch.setattr(
+            persistent, "_launches", lambda *given: [way._replace(keeps_factors=False) for way in launches(*given)]
+        )
     monkeypatch.setattr(persistent, "dot", dot_of_float16)
     monkeypatch.setattr(persistent, "product", product_of_tf32)
     monkeypatch.setattr(persistent, "over_rows", lambda xs, y: [product_of_tf32(x, y, transpose_a=True) for x in xs])
@@ -65,7 +67,6 @@ def in_both(request, monkeypatch, folder):
             persistent, "_launch", lambda work, *rest: codes.append(work.dtype_code) or launch(work, *rest)
         )
         monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
-        monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
         for allowed in (True, False):
             monkeypatch.setattr(ALLOWED, allowed)
             with emulated(monkeypatch, folder):
@@ -305,9 +306,8 @@ def by_pairs(monkeypatch, folder):
             persistent, "_launch", lambda work, *rest: codes.add(work.dtype_code) or launch(work, *rest)
         )
         monkeypatch.setattr(tiling, "HALVES_CALL_US", ALWAYS)
-        monkeypatch.setattr(tiling, "HALVES_OF_OPTIONS", True)
         for allowed in (True, False):
-            monkeypatch.setattr("models.wavefront.work.PAIRS_ALLOWED", allowed)
+            monkeypatch.setattr(ALLOWED, allowed)
             with emulated(monkeypatch, folder, tf32=False):
                 found.append(function())
             assert codes == {PAIRS if allowed else DTYPE_CODES["float32"]}
@@ -390,11 +390,11 @@ def works():
             yield Work(lanes, batch, padded_units(units, 2), DTYPE_CODES["tf32"], backward, keep, lengths), time
 
 
-def test_they_are_of_tf32_alone_and_of_none_where_they_are_not_allowed(monkeypatch):
+def test_they_are_of_float32_alone_and_of_none_where_they_are_not_allowed(monkeypatch):
     large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False)
-    assert by_halves(large, 35, H200) == large._replace(dtype_code=HALVES)
-    for other in (large._replace(dtype_code=code) for code in (*DTYPE_CODES.values(), HALVES) if code):
-        assert by_halves(other, 35, H200) is other
+    replaced = {DTYPE_CODES["tf32"]: HALVES, DTYPE_CODES["float32"]: PAIRS}
+    for code in (*DTYPE_CODES.values(), HALVES, PAIRS):
+        assert by_halves(large._replace(dtype_code=code), 35, H200).dtype_code == replaced.get(code, code)
     assert by_halves(large, tiling.HALVES_STEPS + 1, H200) is large
     assert by_halves(large._replace(units=1520), 35, H200).dtype_code == DTYPE_CODES["tf32"]
     monkeypatch.setattr(ALLOWED, False)
@@ -436,11 +436,13 @@ def test_a_variable_of_the_environment_turns_them_off(monkeypatch, value):
     )
 
 
-@pytest.mark.parametrize("options", [{"recurrent_dropout": True}, {"directions": 2}])
-def test_they_are_not_taken_where_no_gpu_has_run_them(options):
-    large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False, lengths=True)
-    assert by_halves(large, 35, H200).dtype_code == HALVES
-    assert by_halves(large._replace(**options), 35, H200).dtype_code == DTYPE_CODES["tf32"]
+@pytest.mark.usefixtures("taken")
+def test_recurrent_dropout_has_them_but_no_pairs():
+    plain, dropping = (Work(1, 20, 1504, 0, False, recurrent_dropout=dropout) for dropout in (False, True))
+    for tf32, of_plain, of_dropping in ((True, HALVES, HALVES), (False, PAIRS, DTYPE_CODES["float32"])):
+        code = DTYPE_CODES["tf32" if tf32 else "float32"]
+        found = [by_halves(work._replace(dtype_code=code), 35, H200).dtype_code for work in (plain, dropping)]
+        assert found == [of_plain, of_dropping]
 
 
 @pytest.mark.usefixtures("taken")
@@ -524,18 +526,22 @@ def in_float64(x, kernel, bias, targets, scale):
     return scale * tf.reduce_sum(losses), losses
 
 
-@pytest.fixture(params=[True, False], ids=["kernel", "without it"])
-def by_float16(request, monkeypatch, folder):
-    """softmax.scaled_loss_by_halves, its kernel on the emulator or without it, and its products in NumPy."""
+@pytest.fixture(params=itertools.product((True, False), (HALVES, PAIRS)), ids=str)
+def by_factors(request, monkeypatch, folder):
+    """softmax.scaled_loss_by_factors, its kernel on the emulator or without it, and its products in NumPy; and its code."""
+    by_kernel, code = request.param
     monkeypatch.setattr(products, "dot", dot_of_float16)
-    if request.param:
+    monkeypatch.setattr(products, "LONGEST", 16)
+    if by_kernel:
         monkeypatch.setattr(softmax, "LARGE", 0)
         monkeypatch.setattr(softmax, "FEW_THREADS", 0)
-    monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", True)
-    monkeypatch.setattr(softmax, "HALVES_FLOPS", 0)
-    with emulated(monkeypatch, folder):
-        yield lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_halves(
-            x, kernel, bias, targets, 130, scale
+    monkeypatch.setattr(softmax, "FACTORS_FLOPS", 0)
+    with emulated(monkeypatch, folder, tf32=code == HALVES):
+        yield (
+            lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_factors(
+                code, x, kernel, bias, targets, 130, scale
+            ),
+            code,
         )
 
 
@@ -543,23 +549,46 @@ def by_float16(request, monkeypatch, folder):
 @pytest.mark.parametrize(
     ("of_x", "of_kernel", "scale"), [(1.0, 0.3, 1 / 21), (1e-4, 3e3, 1e-12), (1e6, 3e-7, 1e12), (1e-6, 1e-6, 1.0)]
 )
-def test_softmax_and_its_products_err_as_tf32_does(by_float16, of_x, of_kernel, scale):
+def test_softmax_and_its_products_err_as_what_they_replace(by_factors, of_x, of_kernel, scale):
+    by_factors, code = by_factors
     targets = tf.constant(np.random.default_rng(6).integers(0, 130, 21), tf.int64)
     given = of_x, of_kernel, scale, targets
     expected = losses_and_gradients("float64", *given, in_float64)
-    found = losses_and_gradients("float32", *given, by_float16)
-    assert 1e-8 < worst(found, expected) < 2e-3
+    found = losses_and_gradients("float32", *given, by_factors)
+    least, most = {HALVES: (1e-5, 2e-3), PAIRS: (0, 3e-6)}[code]
+    assert least < worst(found, expected) < most
 
 
 @needs_compiler
-def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_rows(by_float16):
+def test_words_that_are_never_likely_have_gradients_of_float32(by_factors):
+    """Of about 1e-9 in every row, and of 1e-12: all that is in the gradients by these words' kernel."""
+    by_factors, code = by_factors
+    targets = tf.constant(np.random.default_rng(6).integers(0, 100, 21), tf.int64)
+
+    def unlikely(head):
+        def run(x, kernel, bias, *rest):
+            far = tf.concat([tf.zeros([100]), tf.fill([15], -16.0), tf.fill([15], -23.0), tf.zeros([62])], 0)
+            return head(x, kernel, bias + tf.cast(far, bias.dtype), *rest)
+
+        return run
+
+    given = 1.0, 0.3, 1.0, targets
+    expected = losses_and_gradients("float64", *given, unlikely(in_float64))[2]
+    found = losses_and_gradients("float32", *given, unlikely(by_factors))[2]
+    for words, most in ((slice(100, 115), {HALVES: 2e-2, PAIRS: 2e-5}), (slice(115, 130), {PAIRS: 1e-2})):
+        assert worst([found[:, words]], [expected[:, words]]) < most.get(code, 1.1)
+
+
+@needs_compiler
+def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_rows(by_factors):
+    by_factors, _ = by_factors
     targets = tf.constant([130, *range(20)], tf.int64)
-    losses, d_x, d_kernel, d_bias = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, by_float16)
+    losses, d_x, d_kernel, d_bias = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, by_factors)
     assert np.isnan(losses).tolist() == [True] + [False] * 20
     assert not d_x[0].any() and d_x[1:].any(1).all() and np.isfinite(d_kernel).all() and np.isfinite(d_bias).all()
 
     def with_infinity(x, *rest):
-        return by_float16(tf.tensor_scatter_nd_update(x, [[3, 7]], [np.inf]), *rest)
+        return by_factors(tf.tensor_scatter_nd_update(x, [[3, 7]], [np.inf]), *rest)
 
     targets = tf.constant(range(21), tf.int64)
     losses, d_x, *_ = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, with_infinity)
@@ -567,10 +596,10 @@ def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_
 
 
 @needs_compiler
-@pytest.mark.usefixtures("taken", "by_float16")
-def test_the_fused_head_trains_by_them(monkeypatch):
-    rng, found, made = np.random.default_rng(7), [], softmax.scaled_loss_by_halves
-    monkeypatch.setattr(softmax, "scaled_loss_by_halves", lambda *given: found.append(given[0].shape) or made(*given))
+@pytest.mark.usefixtures("taken")
+def test_the_fused_head_trains_by_them(monkeypatch, by_factors):
+    rng, found, made = np.random.default_rng(7), [], softmax.scaled_loss_by_factors
+    monkeypatch.setattr(softmax, "scaled_loss_by_factors", lambda *given: found.append(given[0]) or made(*given))
     x, targets = tf.constant(rng.normal(size=[3, 7, 20]), tf.float32), tf.constant(rng.integers(0, 130, [3, 7]))
     gradients, heads = [], [SoftmaxHead(130, fused=fused) for fused in (True, False)]
     for head in heads:
@@ -582,25 +611,24 @@ def test_the_fused_head_trains_by_them(monkeypatch):
             (loss,) = head.losses
         sources = x, head.kernel.value, head.bias.value
         gradients.append([np.float64(y) for y in (loss, *tape.gradient(loss, sources))])
-    assert found == [(21, 20)]
-    assert worst(*gradients) < 2e-3
+    assert found == [by_factors[1]]
+    assert worst(*gradients) < {HALVES: 2e-3, PAIRS: 3e-6}[by_factors[1]]
 
 
-@pytest.mark.usefixtures("taken")
-def test_the_head_takes_them_by_tf32_alone(monkeypatch):
+def test_the_head_takes_them_in_place_of_float32_where_they_pay(monkeypatch):
     monkeypatch.setattr(nvrtc, "chip", lambda: H200)
-    monkeypatch.setattr(softmax, "HALVES_FLOPS", 2 * 15 * 24 * 192)
+    monkeypatch.setattr(softmax, "FACTORS_FLOPS", 2 * 15 * 24 * 192)
     heads = [
         SoftmaxHead(130, fused=fused, dtype=dtype)
         for fused, dtype in ((True, "float32"), (True, "mixed_float16"), (False, None))
     ]
     for head in heads:
         head.build([None, 24])
-    for tf32, allowed, without_kernel in itertools.product((True, False), repeat=3):
+    for tf32, allowed in itertools.product((True, False), repeat=2):
         monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda tf32=tf32: tf32)
         monkeypatch.setattr(ALLOWED, allowed)
-        monkeypatch.setattr(softmax, "HALVES_WITHOUT_KERNEL", without_kernel)
-        assert softmax.takes_halves(24, tf.float32) == (tf32 and allowed) and not softmax.takes_halves(24, tf.float16)
-        assert softmax.takes_halves(20, tf.float32) == (tf32 and allowed and without_kernel)
-        assert [head.takes_scaled_loss(15) for head in heads] == [tf32 and allowed and without_kernel, False, False]
+        code = (HALVES if tf32 else PAIRS) if allowed else None
+        assert softmax.factors(tf.float32) == code and softmax.factors(tf.float16) is None
+        assert ["float16" in note for note in softmax.notes(tf.float32)] == [True] * allowed
+        assert [head.takes_scaled_loss(15) for head in heads] == [allowed, False, False]
         assert not any(head.takes_scaled_loss(rows) for head in heads for rows in (14, None))

@@ -154,26 +154,6 @@ def test_sequences_end_at_their_own_lengths(monkeypatch, folder, name, precision
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("name", "lengths"),
-    [("three layers along the diagonal, three tiles of sequences", True), ("layers in turn, padded units", None)],
-)
-@pytest.mark.parametrize(("precision", "keep"), [*((precision, None) for precision in LIMIT), ("float16", True)])
-def test_a_ring_changes_no_number(monkeypatch, folder, name, precision, lengths, keep):
-    *shape, together = SHAPES[name]
-    dtype, found, ran, launch = "float32" if precision == "tf32" else precision, [], [], persistent._launch
-    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work.ring) or launch(work, *rest))
-    for rings in (set(), {*DTYPE_CODES.values()}):
-        monkeypatch.setattr(persistent, "RINGS", rings)
-        with emulated(monkeypatch, folder, CHIP._replace(clusters=()), tf32=precision == "tf32"):
-            found.append(results(persistent_stack, dtype, *shape, together=together, lengths=lengths, keep=keep))
-        assert set(ran) == {bool(rings)}
-        ran.clear()
-    for plain, through_ring in zip(*found, strict=True):
-        np.testing.assert_array_equal(plain, through_ring)
-
-
-@needs_compiler
 @pytest.mark.parametrize(("layers", "together"), [(1, None), (3, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("longest", [(0, 2, 5), (3, 0, 0), (0, 0, 0), (7, 4, 1)])
 def test_a_group_of_sequences_ends_with_its_longest_one(monkeypatch, folder, layers, together, longest):

@@ -25,10 +25,8 @@
 
 constexpr int BLOCK = 4 * VECTOR;  // k of one block: two mma.sync; of PAIRS one of each product
 
-// x, times its power of two, at `index` of a row of factors. Of PAIRS 16 bytes hold what leads in four numbers, then what trails, times
-// TRAILING, so that it is as large and has as many bits.
+// x, times its power of two, at `index` of a row of factors. Of PAIRS 16 bytes hold what leads in four numbers, then what trails.
 #if PAIRS
-constexpr float TRAILING = 2048;
 __device__ inline void put(Factor* row, int index, Factor x) {
   unsigned short* at = reinterpret_cast<unsigned short*>(row + index / 4 * 4) + index % 4;
   at[0] = x & 0xffff, at[4] = x >> 16;

@@ -12,7 +12,8 @@ using Number = float;
 using Factor = unsigned short;  // of products: float16
 #define NAME(name) name##_by_float16  // a kernel's, so that a profile tells it
 #elif DTYPE_CODE == 5
-using Factor = unsigned;  // a pair of float16, see lstm.cuh
+using Factor = unsigned;  // a pair of float16: what leads, and what is left, times TRAILING so that it is as large and has as many bits
+constexpr float TRAILING = 2048;
 #define NAME(name) name##_by_pairs_of_float16
 #else
 using Factor = Number;

@@ -4,11 +4,15 @@
 //
 // The host (models/wavefront/softmax.py) says:
 //   ROWS, COLUMNS    of the logits, whole vectors a row; the first WORDS columns are words, the others must have logits that vanish
-//   DTYPE_CODE       of the logits, see numbers.cuh; arithmetic is float32. 4: float32, but their gradient is written as float16
+//   DTYPE_CODE       of the logits, see numbers.cuh; arithmetic is float32. 4 and 5: float32, but their gradient is written as float16,
+//                    or as pairs of that: what leads in all of them, then what trails
 //   GRID, THREADS    thread blocks, and threads of each
 //   BLOCKS           thread blocks that a multiprocessor runs at once, at least
 
 #include "numbers.cuh"
+
+#define HALVES (DTYPE_CODE >= 4)
+#define PAIRS (DTYPE_CODE == 5)
 
 constexpr int NUMBERS = 16 / sizeof(Number);                           // logits of a vector
 constexpr int VECTORS = (COLUMNS / NUMBERS + THREADS - 1) / THREADS;  // of a thread
@@ -21,19 +25,20 @@ union Vector {  // 16 bytes
   Number of[NUMBERS];
 };
 
+#if HALVES
+using Gradient = unsigned short;
+using GradientVector = uint2;
+__device__ inline Gradient stored(float x) { return to_float16(x); }
+#else
+using Gradient = Number;
+using GradientVector = uint4;
+__device__ inline Gradient stored(float x) { return narrow(x); }
+#endif
+
 union Gradients {  // of a vector
-#if DTYPE_CODE == 4
-  uint2 all;
-#else
-  uint4 all;
-#endif
-  Factor of[NUMBERS];
+  GradientVector all;
+  Gradient of[NUMBERS];
 };
-#if DTYPE_CODE == 4
-__device__ inline Factor stored(float x) { return to_float16(x); }
-#else
-__device__ inline Factor stored(float x) { return narrow(x); }
-#endif
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
@@ -59,17 +64,18 @@ __device__ inline float over_block(float x, float* slots, Combine combine) {
 
 // logits [ROWS, COLUMNS], bias [COLUMNS], targets [ROWS], scale [1] → losses [ROWS], and by scale · Σ losses: d_logits
 // [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0 where its
-// logits are finite. A logit that is infinite or NaN makes a row NaN. DTYPE_CODE 4: scale [2], the second one the logits'.
+// logits are finite. A logit that is infinite or NaN makes a row NaN. HALVES: scale [2], the second one the logits'; of PAIRS d_logits is
+// [2, ROWS, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     NAME(softmax_cross_entropy)(const Number* __restrict__ logits, const float* __restrict__ bias,
                           const long long* __restrict__ targets, const float* __restrict__ scale,
-                          float* __restrict__ losses, Factor* __restrict__ d_logits, float* __restrict__ d_bias) {
+                          float* __restrict__ losses, Gradient* __restrict__ d_logits, float* __restrict__ d_bias) {
   uint4* sums = reinterpret_cast<uint4*>(shared_memory());  // [VECTORS][NUMBERS / 4][THREADS] of four float32
   float* tops = reinterpret_cast<float*>(sums + VECTORS * NUMBERS / 4 * THREADS);  // the slots of the two reductions
   float* totals = tops + WARPS;
   auto column = [](int vector) { return (vector * THREADS + (int)threadIdx.x) * NUMBERS; };
   auto sum = [&](int vector, int k) -> uint4& { return sums[(vector * NUMBERS + k) / 4 * THREADS + threadIdx.x]; };
-#if DTYPE_CODE == 4
+#if HALVES
   auto logit = [undo = scale[1]](float x) { return x * undo; };
 #else
   auto logit = [](Number x) { return wide(x); };
@@ -113,11 +119,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int vector = 0; vector < VECTORS; ++vector)
       if (column(vector) < COLUMNS) {
         Gradients written;
+#if PAIRS
+        Gradients trailing;
+#endif
         const int place = target - column(vector);  // of the target in this vector
 #pragma unroll
         for (int k = 0; k < NUMBERS; ++k) {
           x[vector][k] = fmaf(x[vector][k], to_gradient, place == k ? -weight : 0);
           written.of[k] = stored(x[vector][k]);
+#if PAIRS
+          trailing.of[k] = stored((x[vector][k] - from_float16(written.of[k])) * TRAILING);
+#endif
         }
 #pragma unroll
         for (int k = 0; k < NUMBERS; k += 4) {
@@ -126,7 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           add(four.z, x[vector][k + 2]), add(four.w, x[vector][k + 3]);
           sum(vector, k) = four;
         }
-        *reinterpret_cast<decltype(written.all)*>(d_logits + start + column(vector)) = written.all;
+        auto* to = reinterpret_cast<GradientVector*>(d_logits + start + column(vector));
+        *to = written.all;
+#if PAIRS
+        to[(size_t)ROWS * COLUMNS / NUMBERS] = trailing.all;
+#endif
       }
     if (threadIdx.x == 0)
       losses[row] = is_word ? fmaf(top, LN_2, logf(total)) - (logit(logits[start + target]) + bias[target])

@@ -16,7 +16,7 @@
 // add up each other's sums through distributed shared memory; so each reads 1 / SPLIT of the other operand.
 //
 // Products and their operands are as in lstm.cuh. Rows of A are gates in the forward kernel and units in the backward kernel.
-// With RING what products read goes through a ring of two steps, [2, lanes, batch, K], beside what stays for the weights' gradients.
+// Factors that do not stay for the weights' gradients go through a ring of two steps, [2, lanes, batch, K].
 //
 // The host (Tiling.defines in models/wavefront/tiling.py) says:
 //   LANES, TIME, BATCH   layers, steps, sequences
@@ -28,7 +28,6 @@
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
-//   RING                 see above; of HALVES always
 //   KEEP_FACTORS         1, of HALVES but no PAIRS: what stays for the weights' gradients are the products' factors, and what
 //                        undoes a gradient's power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
@@ -36,6 +35,8 @@
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
 
 #include "lstm.cuh"
+
+#define RING (HALVES && !KEEP_FACTORS)
 
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
@@ -61,8 +62,8 @@ constexpr int PITCH = ROWS + 4;                        // of a column in shared 
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
-static_assert((RING || !HALVES) && (HALVES || !KEEP_FACTORS), "factors");
-static_assert(!PAIRS || (!RECURRENT_DROPOUT && !KEEP_FACTORS), "pairs");
+static_assert(!KEEP_FACTORS || (HALVES && !PAIRS), "factors");
+static_assert(!PAIRS || !RECURRENT_DROPOUT, "pairs");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
 
@@ -488,21 +489,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
-#if RING
-  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
-#endif
 #if HALVES
-  const float h_scale = scales[0], undo = scales[1 + in_ring];
+  const int of_lanes = DIRECTIONS > 1 ? place.group / GROUPS : lane;
+  const float h_scale = scales[0], undo = scales[1 + of_lanes];
   auto factor = [&](float h) { return to_factor(h * h_scale); };
 #else
   auto factor = [](Number h) { return h; };
 #endif
 #if KEEP_FACTORS
   auto kept = factor;
-  auto factor_of = [](Kept h) { return h; };
 #else
   auto kept = [](Number h) { return h; };
-  auto factor_of = factor;
 #endif
   Kept* operand = lane ? rest + (size_t)(lane - 1) * TIME * 2 * PLANE : first;
   float bias_of[4], c[POINTS];
@@ -517,7 +514,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
     operand[(size_t)place.sequence(point) * pitch + unit] = kept(h);
 #if RING
-    put(of_ring(ring, 0, in_ring) + (size_t)place.sequence(point) * RING_PITCH, unit, factor(h));
+    put(of_ring(ring, 0, of_lanes) + (size_t)place.sequence(point) * RING_PITCH, unit, factor(h));
 #endif
     if (!(KEEP_FACTORS ? ends.of[point] : ends.last)) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
   }
@@ -557,7 +554,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
       Sums sums = {};
       const Kept* now = operand + (size_t)time * BATCH * pitch;
 #if RING
-      const Factor* factors = of_ring(ring, time, in_ring);
+      const Factor* factors = of_ring(ring, time, of_lanes);
       multiply(sums, own_weights, {factors, lane ? factors + UNITS : nullptr, RING_PITCH}, masks);
 #else
       multiply(sums, own_weights, {now, lane ? now + UNITS : nullptr, pitch}, masks);
@@ -598,10 +595,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         else
           outputs[time * PLANE + at] = output;
 #if RING
-        const Factor passed_on = factor_of(stays);
+        const Factor passed_on = factor(stays);
         const size_t row = (size_t)sequence * RING_PITCH;
-        if (time + 1 < ends.last) put(of_ring(ring, time + 1, in_ring) + row, unit, passed_on);
-        if (lane + 1 < LANES) put(of_ring(ring, time, in_ring + 1) + row, UNITS + unit, passed_on);
+        if (time + 1 < ends.last) put(of_ring(ring, time + 1, of_lanes) + row, unit, passed_on);
+        if (lane + 1 < LANES) put(of_ring(ring, time, of_lanes + 1) + row, UNITS + unit, passed_on);
 #endif
       });
     }
@@ -691,14 +688,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     if (const int end = ends.of[point]) c[point] = cells[((size_t)lane * TIME + end - 1) * PLANE + at];
   }
 
-#if RING
-  const int in_ring = DIRECTIONS > 1 ? place.group / GROUPS : lane;
-#endif
 #if HALVES
+  const int of_lanes = DIRECTIONS > 1 ? place.group / GROUPS : lane;
   // The gradients by the gates' sums of a step differ by orders of magnitude from another's. Before a step they are known to be `bound` at
   // most: by the largest of the last step's and of those by c, `most`, and of what comes from outside at this step (see `_bounds` in
   // persistent.py). The power of two for that is the step's, of all blocks of the group: written so that all find the very same.
-  const float h_end = scales[0], of_sums = scales[1], c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + in_ring];
+  const float h_end = scales[0], of_sums = scales[1], c_end = scales[2], of_c = scales[3], undo_weights = scales[4 + of_lanes];
   const float* of_outputs = scales + 4 + LANES * DIRECTIONS;
   auto bound = [&](unsigned most_bits, float outside, float by_c) {
     const float most = __uint_as_float(most_bits);
@@ -742,7 +737,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
       const bool has_next = time + 1 < ends.last, has_above = lane + 1 < LANES && time >= 0;
 #if RING
       multiply(sums, own_weights,
-               {has_next ? of_ring(ring, turn + 1, in_ring) : nullptr, has_above ? of_ring(ring, turn + 1, in_ring + 1) : nullptr,
+               {has_next ? of_ring(ring, turn + 1, of_lanes) : nullptr, has_above ? of_ring(ring, turn + 1, of_lanes + 1) : nullptr,
                 GATES}, masks);
 #else
       multiply(sums, own_weights,
@@ -760,7 +755,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         d_h = d_h * undo * undo_weights;
 #endif
 #if RING
-        Factor* factors = of_ring(ring, turn, in_ring) + (size_t)sequence * GATES;
+        Factor* factors = of_ring(ring, turn, of_lanes) + (size_t)sequence * GATES;
 #endif
         if (LENGTHS) d_h += d_h_kept[point];
         if (time < 0) {
@@ -775,7 +770,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
 #if KEEP_FACTORS
         if (unit == 0)
-          d_undone[((size_t)in_ring * TIME + time) * BATCH + sequence] = undone(ends.passed(point, time) ? 0 : bounded);
+          d_undone[((size_t)of_lanes * TIME + time) * BATCH + sequence] = undone(ends.passed(point, time) ? 0 : bounded);
 #endif
         if (ends.passed(point, time)) {
           d_h_kept[point] = d_h;
@@ -844,7 +839,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
 #if KEEP_FACTORS
-        if (unit == 0) d_undone[((size_t)in_ring * TIME + time) * BATCH + place.sequence(point)] = undone(0);
+        if (unit == 0) d_undone[((size_t)of_lanes * TIME + time) * BATCH + place.sequence(point)] = undone(0);
 #endif
       }
 #endif
