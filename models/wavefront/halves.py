@@ -15,9 +15,14 @@ TRAILING = 2.0**11  # of the second of a pair, which is as large as the first th
 
 
 def factors(x: tf.Tensor, in_pairs: bool) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """x of float32 as one of float16, or as a pair of them, and what undoes its power of two, a scalar."""
+    """x of float32, and what undoes its power of two, a scalar."""
     scale, undone = powers(largest(x))
-    return pair(x * scale) if in_pairs else [tf.cast(x * scale, tf.float16)], undone
+    return as_float16(x * scale, in_pairs), undone
+
+
+def as_float16(x: tf.Tensor, in_pairs: bool) -> list[tf.Tensor]:
+    """x of float32, below RANGE, as one of float16 or as a pair of them."""
+    return pair(x) if in_pairs else [tf.cast(x, tf.float16)]
 
 
 def pair(x: tf.Tensor) -> list[tf.Tensor]:

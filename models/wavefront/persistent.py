@@ -31,12 +31,13 @@ import tensorflow as tf
 from . import halves, nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .products import dot, over_rows, product, with_zeros
+from .products import of_factors, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
-from .work import DTYPE_CODES, HALVES, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
+from .work import DTYPE_CODES, HALVES, PAIRS, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
+Factors = list[tf.Tensor]  # of float16: one, or a pair
 
 
 @tf.autograph.experimental.do_not_convert
@@ -304,7 +305,7 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
 def _launches(work: Work, time: int) -> list[Work]:
     """Of such work, forward and backward, with the products that are taken."""
     both = [by_halves(work._replace(backward=backward), time, nvrtc.chip()) for backward in (False, True)]
-    kept = not work.recurrent_dropout and all(way.dtype_code == HALVES for way in both)
+    kept = not work.recurrent_dropout and all(way.scaled for way in both)
     return [way._replace(keeps_factors=kept) for way in both]
 
 
@@ -359,10 +360,9 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
         from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
         weights = tf.concat([weights, from_below], 2)
     dtype, wide = x.dtype, tf.float32
-    kept = tf.float16 if work.keeps_factors else dtype
-    results = [tf.TensorSpec([directions, time, batch, units], kept)]
+    results = [_kept(work, directions, time, batch, units)]
     if linked:
-        results.append(tf.TensorSpec([lanes - 1, time, batch, 2 * units], kept))
+        results.append(_kept(work, lanes - 1, time, batch, 2 * units))
     results += [
         tf.TensorSpec([directions, time, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -380,7 +380,8 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
         operands = [_rounded(work.dtype_code, weights), projected, bias, h, c, *options]
     found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
     if not linked:
-        found.insert(1, tf.zeros([0, time, batch, 2 * units], kept))
+        none = _kept(work, 0, time, batch, 2 * units)
+        found.insert(1, tf.zeros(none.shape, none.dtype))
     return tuple(found)
 
 
@@ -414,15 +415,15 @@ def _backward(
     d_c_end,
 ):
     """Gradients by (x, kernel, recurrent, links, bias, h, c). One that nobody needs XLA drops where it compiles the caller."""
-    (directions, time, batch, units), (lanes, layer_units, _), linked = first.shape, recurrent.shape, links.shape[0] > 0
+    (directions, time, batch, _), (lanes, layer_units, _), linked = first.shape, recurrent.shape, links.shape[0] > 0
+    units = h.shape[-1]
     weights = _padded(recurrent, units)
     if linked:
         weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
     dtype, wide = recurrent.dtype, tf.float32
-    kept = tf.float16 if work.keeps_factors else dtype
-    results = [tf.TensorSpec([directions, time, batch, 4 * units], kept)]
+    results = [_kept(work, directions, time, batch, 4 * units)]
     if linked:
-        results.append(tf.TensorSpec([lanes - 1, time, batch, 4 * units], kept))
+        results.append(_kept(work, lanes - 1, time, batch, 4 * units))
     tiling = fitting(work, nvrtc.chip())
     results += [
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -446,9 +447,8 @@ def _backward(
     of_states = tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
     if work.keeps_factors:
         _, h_undone = _powers_of_h(h)
-        return *_products_of_factors(
-            x, kernel, layer_units, first, rest, h_undone, d_first, d_rest, d_undone
-        ), *of_states
+        kept = [_of_kept(work, each) for each in (first, rest, d_first, *d_rest)]
+        return *_products_of_factors(x, kernel, layer_units, *kept, d_undone=d_undone, h_undone=h_undone), *of_states
     d_gates = _layer_gates(d_first, layer_units)
     d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
@@ -471,8 +471,32 @@ def _backward(
     return d_x, d_kernel, d_recurrent, d_links, *of_states
 
 
+def _kept(work: Work, *shape: int) -> tf.TensorSpec:
+    """What stays for the weights' gradients, and they of the gates' sums; of pairs as `put` in kernels/lstm.cuh has them."""
+    if not work.keeps_factors:
+        return tf.TensorSpec(shape, {1: tf.float16, 2: tf.bfloat16}.get(work.dtype_code, tf.float32))
+    return tf.TensorSpec([*shape[:-1], shape[-1] * (2 if work.dtype_code == PAIRS else 1)], tf.float16)
+
+
+def _of_kept(work: Work, x: tf.Tensor) -> list[tf.Tensor]:
+    """The factors of float16 in it: one, or a pair."""
+    if work.dtype_code == HALVES:
+        return [x]
+    fours = tf.reshape(x, [*x.shape[:-1], x.shape[-1] // 8, 2, 4])
+    return [tf.reshape(part, [*x.shape[:-1], x.shape[-1] // 2]) for part in tf.unstack(fours, axis=-2)]
+
+
 def _products_of_factors(
-    x, kernel, layer_units: int, first, rest, h_undone, d_first, d_rest, d_undone
+    x,
+    kernel,
+    layer_units: int,
+    first: Factors,
+    rest: Factors,
+    d_first: Factors,
+    d_rest: Factors | None = None,
+    *,
+    d_undone,
+    h_undone,
 ) -> tuple[tf.Tensor, ...]:
     """Gradients by (x, kernel, recurrent, links), of the gradients by the gates' sums as factors of float16.
 
@@ -480,35 +504,39 @@ def _products_of_factors(
 
     Args:
         first, rest, h_undone: [directions, time, batch, units], [lanes - 1, time, batch, 2·units] and a scalar: h.
-        d_first, d_rest, d_undone: [directions, …, 4·units], [[lanes - 1, …, 4·units]] or [], and [lanes, time, batch].
+        d_first, d_rest, d_undone: [directions, …, 4·units], [lanes - 1, …, 4·units] or None, and [lanes, time, batch].
     """
-    features, units, lowest = x.shape[-1], first.shape[-1], x.shape[0]
-    wide = functools.partial(tf.cast, dtype=tf.float32)
+    features, units, lowest, pairs = x.shape[-1], first[0].shape[-1], x.shape[0], len(first) > 1
     most = tf.reduce_max(d_undone, [1, 2], keepdims=True)
     # The inverse of a power of two, exactly.
     inverse = tf.bitcast((254 << 23) - tf.bitcast(most, tf.int32), tf.float32)
     relative = (d_undone * inverse)[..., tf.newaxis]
 
-    def over_steps(factors, of_lanes, gradients):
-        """[lanes, u, 4·units] without the factors' own power of two."""
-        return most[of_lanes] * dot(_rows(tf.cast(factors, tf.float16)), _rows(gradients), -2, -2)
+    def over_steps(factors: Factors, of_lanes: slice, gradients: Factors) -> tf.Tensor:
+        """[lanes, u, 4·layer_units] without the factors' own power of two."""
+        found = of_factors([_rows(x) for x in factors], [_rows(x) for x in gradients], -2, -2)
+        return _layer_gates(most[of_lanes] * found, layer_units)
+
+    def of_h(factors: Factors, of_lanes: slice) -> Factors:
+        return [tf.cast(tf.cast(factor, tf.float32) * relative[of_lanes], tf.float16) for factor in factors]
 
     # Each feature of x and of the kernel has a power of its own. What of x meets no gradient, past a sequence's end, is as
     # good as 0.
     x = with_zeros(x, -1, -features % 8) * relative[:lowest]  # to whole 16 bytes
     x_scale, x_undone = halves.powers(halves.largest(x, [1, 2]))
-    factors = tf.concat([x * x_scale[:, tf.newaxis, tf.newaxis], wide(first) * relative[:lowest]], -1)
-    d_both = _layer_gates(over_steps(factors, slice(0, lowest), d_first), layer_units)
+    of_x = halves.as_float16(x * x_scale[:, tf.newaxis, tf.newaxis], pairs)
+    of_first = of_h(first, slice(0, lowest))
+    d_both = over_steps([tf.concat(both, -1) for both in zip(of_x, of_first, strict=True)], slice(0, lowest), d_first)
     d_kernel = d_both[:, :features] * x_undone[:, :features, tf.newaxis]
     d_recurrent = d_both[:, -units:][:, :layer_units] * h_undone
     kernel = _padded_gates(with_zeros(kernel, -2, -features % 8), units)
     scale, undone = halves.powers(halves.largest(kernel, -1))
-    d_x = dot(_rows(d_first), tf.cast(kernel * scale[..., tf.newaxis], tf.float16), -1, -1) * undone[:, tf.newaxis]
-    d_x = tf.reshape(d_x[..., :features], [*d_first.shape[:-1], features]) * d_undone[:lowest, ..., tf.newaxis]
+    of_kernel = halves.as_float16(kernel * scale[..., tf.newaxis], pairs)
+    d_x = of_factors([_rows(factor) for factor in d_first], of_kernel, -1, -1) * undone[:, tf.newaxis]
+    d_x = tf.reshape(d_x[..., :features], [*x.shape[:-1], features]) * d_undone[:lowest, ..., tf.newaxis]
     d_links = tf.zeros([0, layer_units, 4 * layer_units])
     if d_rest:
-        factors = wide(rest) * relative[lowest:]
-        d_both = _layer_gates(over_steps(factors, slice(lowest, None), d_rest[0]), layer_units) * h_undone
+        d_both = over_steps(of_h(rest, slice(lowest, None)), slice(lowest, None), d_rest) * h_undone
         d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
         d_links = d_both[:, units : units + layer_units]
     return d_x, d_kernel, d_recurrent, d_links

@@ -201,7 +201,7 @@ def of_factors(a: Sequence[tf.Tensor], b: Sequence[tf.Tensor], of_a: int, of_b: 
     if len(a) == 1:
         return dot(a[0], b[0], of_a, of_b)
     (a, trailing_a), (b, trailing_b) = a, b
-    result = a.shape[-3 - of_a] * b.shape[-3 - of_b]
+    result = math.prod([*a.shape[:-2], a.shape[-3 - of_a], b.shape[-3 - of_b]])
     if result > a.shape.num_elements() + b.shape.num_elements() and a.shape[of_a] <= LONGEST:
         # As in `_by_parts`.
         small, small_trailing = b / halves.TRAILING, trailing_b / halves.TRAILING

@@ -47,17 +47,20 @@ def product_of_tf32(a, b, transpose_a=False, transpose_b=False):
 
 
 @pytest.fixture(params=[True, False], ids=["kept", "in a ring"])
-def in_both(request, monkeypatch, folder):
-    """Callable: (function that runs a stack) → what it returns with factors of float16, and without.
-
-    With those, what stays for the weights' gradients is of float16, or not, as where one way alone has such factors.
-    """
+def kept(request, monkeypatch):
+    """Whether factors stay for the weights' gradients, or not, as where one way alone has such."""
     if not request.param:
         launches = persistent._launches
         monkeypatch.setattr(
             persistent, "_launches", lambda *given: [way._replace(keeps_factors=False) for way in launches(*given)]
         )
-    monkeypatch.setattr(persistent, "dot", dot_of_float16)
+    return request.param
+
+
+@pytest.fixture
+def in_both(kept, monkeypatch, folder):
+    """Callable: (function that runs a stack) → what it returns with factors of float16, and without."""
+    monkeypatch.setattr(products, "dot", dot_of_float16)
     monkeypatch.setattr(persistent, "product", product_of_tf32)
     monkeypatch.setattr(persistent, "over_rows", lambda xs, y: [product_of_tf32(x, y, transpose_a=True) for x in xs])
 
@@ -296,9 +299,10 @@ def test_features_of_very_different_sizes_and_what_is_past_a_sequences_end_cost_
 
 
 @pytest.fixture
-def by_pairs(monkeypatch, folder):
+def by_pairs(kept, monkeypatch, folder):
     """Callable: (function that runs a stack of float32) → what it returns with pairs of float16, and with three products of
     TensorFloat-32."""
+    monkeypatch.setattr(products, "dot", dot_of_float16)
 
     def run(function):
         found, codes, launch = [], set(), persistent._launch

@@ -31,6 +31,10 @@ __device__ inline void put(Factor* row, int index, Factor x) {
   unsigned short* at = reinterpret_cast<unsigned short*>(row + index / 4 * 4) + index % 4;
   at[0] = x & 0xffff, at[4] = x >> 16;
 }
+__device__ inline Factor got(const Factor* row, int index) {
+  const unsigned short* at = reinterpret_cast<const unsigned short*>(row + index / 4 * 4) + index % 4;
+  return at[0] | (unsigned)at[4] << 16;
+}
 __device__ inline Factor to_factor(float x) {
   const unsigned short leads = to_float16(x);
   const float rest = x - from_float16(leads);
@@ -38,6 +42,7 @@ __device__ inline Factor to_factor(float x) {
 }
 #else
 __device__ inline void put(Factor* row, int index, Factor x) { row[index] = x; }
+__device__ inline Factor got(const Factor* row, int index) { return row[index]; }
 #if HALVES
 __device__ inline Factor to_factor(float x) { return to_float16(x); }
 #endif

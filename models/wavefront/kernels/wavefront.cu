@@ -28,8 +28,8 @@
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
-//   KEEP_FACTORS         1, of HALVES but no PAIRS: what stays for the weights' gradients are the products' factors, and what
-//                        undoes a gradient's power of two; 0: numbers
+//   KEEP_FACTORS         1, of HALVES: what stays for the weights' gradients are the products' factors, as the products read them, and
+//                        what undoes a gradient's power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
 // The technique: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip".
@@ -62,7 +62,7 @@ constexpr int PITCH = ROWS + 4;                        // of a column in shared 
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
-static_assert(!KEEP_FACTORS || (HALVES && !PAIRS), "factors");
+static_assert(HALVES || !KEEP_FACTORS, "factors");
 static_assert(!PAIRS || !RECURRENT_DROPOUT, "pairs");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
@@ -220,11 +220,15 @@ struct Operand {
   int pitch;
 };
 
-// What stays for the products of the weights' gradients.
+// What stays for the products of the weights' gradients, in rows.
 #if KEEP_FACTORS
 using Kept = Factor;
+__device__ inline void stay(Kept* row, int index, Kept x) { put(row, index, x); }
+__device__ inline Kept stayed(const Kept* row, int index) { return got(row, index); }
 #else
 using Kept = Number;
+__device__ inline void stay(Kept* row, int index, Kept x) { row[index] = x; }
+__device__ inline Kept stayed(const Kept* row, int index) { return row[index]; }
 #endif
 
 #if RING
@@ -512,7 +516,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     size_t at = (size_t)place.sequence(point) * UNITS + unit;
     c[point] = c_0[lane * PLANE + at];
     const Number h = to_operand(wide(h_0[lane * PLANE + at]));
-    operand[(size_t)place.sequence(point) * pitch + unit] = kept(h);
+    stay(operand + (size_t)place.sequence(point) * pitch, unit, kept(h));
 #if RING
     put(of_ring(ring, 0, of_lanes) + (size_t)place.sequence(point) * RING_PITCH, unit, factor(h));
 #endif
@@ -582,16 +586,16 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         if (time + 1 == ends.of[point]) h_end[lane * PLANE + at] = h, c_end[lane * PLANE + at] = c[point];
 #endif
 #if LENGTHS
-        if (ends.passed(point, time)) c[point] = c_before, stays = now[(size_t)sequence * pitch + unit], output = 0;
+        if (ends.passed(point, time)) c[point] = c_before, stays = stayed(now + (size_t)sequence * pitch, unit), output = 0;
 #endif
         if (time + 1 < ends.last)
-          operand[((size_t)(time + 1) * BATCH + sequence) * pitch + unit] = stays;
+          stay(operand + ((size_t)(time + 1) * BATCH + sequence) * pitch, unit, stays);
 #if !KEEP_FACTORS
         else
           h_end[lane * PLANE + at] = stays, c_end[lane * PLANE + at] = c[point];
 #endif
         if (lane + 1 < LANES)
-          rest[(((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS + UNITS + unit] = stays;
+          stay(rest + (((size_t)lane * TIME + time) * BATCH + sequence) * 2 * UNITS, UNITS + unit, stays);
         else
           outputs[time * PLANE + at] = output;
 #if RING
@@ -612,9 +616,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
       for (int point = 0; point < POINTS; ++point) {
         if (place.sequence(point) >= BATCH) continue;
         const size_t row = (size_t)time * BATCH + place.sequence(point);
-        operand[row * pitch + unit] = 0;
+        stay(operand + row * pitch, unit, 0);
         if (lane + 1 < LANES)
-          rest[((size_t)lane * TIME * BATCH + row) * 2 * UNITS + UNITS + unit] = 0;
+          stay(rest + ((size_t)lane * TIME * BATCH + row) * 2 * UNITS, UNITS + unit, 0);
         else
           outputs[row * UNITS + unit] = 0;
       }
@@ -767,7 +771,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           return;
         }
         d_h += d_output[point];
-        Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES + unit;
+        Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES;
 #if KEEP_FACTORS
         if (unit == 0)
           d_undone[((size_t)of_lanes * TIME + time) * BATCH + sequence] = undone(ends.passed(point, time) ? 0 : bounded);
@@ -776,7 +780,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           d_h_kept[point] = d_h;
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) {
-            to[gate * UNITS] = 0;
+            stay(to, gate * UNITS + unit, 0);
 #if RING
             put(factors, gate * UNITS + unit, 0);
 #endif
@@ -797,16 +801,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if HALVES
           const Factor factor = to_factor(d_gates[gate] * scale);
           most = larger(most, d_gates[gate]);
-#else
-          const Factor factor = to_operand(d_gates[gate]);
 #endif
 #if RING
           put(factors, gate * UNITS + unit, factor);
 #endif
-#if KEEP_FACTORS || !HALVES
-          to[gate * UNITS] = factor;
+#if KEEP_FACTORS
+          stay(to, gate * UNITS + unit, factor);
 #else
-          to[gate * UNITS] = to_operand(d_gates[gate]);
+          stay(to, gate * UNITS + unit, to_operand(d_gates[gate]));
 #endif
         }
 #if HALVES
@@ -835,9 +837,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
       for (int point = 0; point < POINTS; ++point) {
         if (place.sequence(point) >= BATCH) continue;
-        Kept* to = d_own + ((size_t)time * BATCH + place.sequence(point)) * GATES + unit;
+        Kept* to = d_own + ((size_t)time * BATCH + place.sequence(point)) * GATES;
 #pragma unroll
-        for (int gate = 0; gate < 4; ++gate) to[gate * UNITS] = 0;
+        for (int gate = 0; gate < 4; ++gate) stay(to, gate * UNITS + unit, 0);
 #if KEEP_FACTORS
         if (unit == 0) d_undone[((size_t)of_lanes * TIME + time) * BATCH + place.sequence(point)] = undone(0);
 #endif
