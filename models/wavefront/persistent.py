@@ -34,7 +34,7 @@ from .nvrtc import Chip
 from .products import of_factors, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
-from .work import DTYPE_CODES, HALVES, PAIRS, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
+from .work import DTYPE_CODES, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
 Factors = list[tf.Tensor]  # of float16: one, or a pair
@@ -354,7 +354,6 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
     (directions, time, batch, _), (lanes, layer_units, _), linked = x.shape, recurrent.shape, links.shape[0] > 0
     units = bias.shape[-1] // 4
     h, c = (tf.ensure_shape(state, [lanes, batch, units]) for state in (h, c))  # the kernels read by these sizes
-    projected = _projected(x, _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel)
     weights = tf.transpose(_padded(recurrent, units), [0, 2, 1])
     if linked:
         from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
@@ -374,9 +373,12 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
     if work.scaled:
         largest, _ = _sizes(recurrent, links, [1, 0])
         (scale, undone), (h_scale, h_undone) = halves.powers(largest), _powers_of_h(h)
+        projected, input_scales = _projected_by_factors(work, x, kernel)
         scales = tf.concat([[h_scale], h_undone * undone], 0)
-        operands = [_factors(work, weights, scale), projected, bias, h, c, scales, *options]
+        operands = [_factors(work, weights, scale), projected, bias, h, c, scales, input_scales, *options]
     else:
+        kernel = _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel
+        projected = tf.reshape(product(_rows(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
         operands = [_rounded(work.dtype_code, weights), projected, bias, h, c, *options]
     found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
     if not linked:
@@ -390,9 +392,22 @@ def _powers_of_h(h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return halves.powers(tf.maximum(1.0, halves.largest(h)))
 
 
-def _projected(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """[directions, time, batch, 4·units]: x times the kernel."""
-    return tf.reshape(product(_rows(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
+def _projected_by_factors(work: Work, x, kernel) -> tuple[tf.Tensor, tf.Tensor]:
+    """[directions, time, batch, 4·units]: x times the kernel; and what undoes a row's power of two, [directions, time, batch]."""
+    of_kernel, undone = _kernel_factors(work, kernel)
+    x = with_zeros(x, -1, -x.shape[-1] % 8) * undone[:, tf.newaxis, tf.newaxis]
+    scale, row_undone = halves.powers(halves.largest(x, -1))
+    of_x = halves.as_float16(x * scale[..., tf.newaxis], work.pairs)
+    projected = of_factors([_rows(factor) for factor in of_x], of_kernel, -1, -2)
+    return tf.reshape(projected, [*x.shape[:-1], 4 * work.units]), row_undone
+
+
+def _kernel_factors(work: Work, kernel) -> tuple[Factors, tf.Tensor]:
+    """Factors [directions, features, 4·units] of it, with features up to whole 16 bytes, each with a power of two of its own; and
+    what undoes those, [directions, features]."""
+    kernel = _padded_gates(with_zeros(kernel, -2, -kernel.shape[-2] % 8), work.units)
+    scale, undone = halves.powers(halves.largest(kernel, -1))
+    return halves.as_float16(kernel * scale[..., tf.newaxis], work.pairs), undone
 
 
 @tf.function(jit_compile=True, autograph=False)
@@ -448,7 +463,9 @@ def _backward(
     if work.keeps_factors:
         _, h_undone = _powers_of_h(h)
         kept = [_of_kept(work, each) for each in (first, rest, d_first, *d_rest)]
-        return *_products_of_factors(x, kernel, layer_units, *kept, d_undone=d_undone, h_undone=h_undone), *of_states
+        return *_products_of_factors(
+            work, x, kernel, layer_units, *kept, d_undone=d_undone, h_undone=h_undone
+        ), *of_states
     d_gates = _layer_gates(d_first, layer_units)
     d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
@@ -475,18 +492,19 @@ def _kept(work: Work, *shape: int) -> tf.TensorSpec:
     """What stays for the weights' gradients, and they of the gates' sums; of pairs as `put` in kernels/lstm.cuh has them."""
     if not work.keeps_factors:
         return tf.TensorSpec(shape, {1: tf.float16, 2: tf.bfloat16}.get(work.dtype_code, tf.float32))
-    return tf.TensorSpec([*shape[:-1], shape[-1] * (2 if work.dtype_code == PAIRS else 1)], tf.float16)
+    return tf.TensorSpec([*shape[:-1], shape[-1] * (1 + work.pairs)], tf.float16)
 
 
 def _of_kept(work: Work, x: tf.Tensor) -> list[tf.Tensor]:
     """The factors of float16 in it: one, or a pair."""
-    if work.dtype_code == HALVES:
+    if not work.pairs:
         return [x]
     fours = tf.reshape(x, [*x.shape[:-1], x.shape[-1] // 8, 2, 4])
     return [tf.reshape(part, [*x.shape[:-1], x.shape[-1] // 2]) for part in tf.unstack(fours, axis=-2)]
 
 
 def _products_of_factors(
+    work: Work,
     x,
     kernel,
     layer_units: int,
@@ -506,7 +524,7 @@ def _products_of_factors(
         first, rest, h_undone: [directions, time, batch, units], [lanes - 1, time, batch, 2·units] and a scalar: h.
         d_first, d_rest, d_undone: [directions, …, 4·units], [lanes - 1, …, 4·units] or None, and [lanes, time, batch].
     """
-    features, units, lowest, pairs = x.shape[-1], first[0].shape[-1], x.shape[0], len(first) > 1
+    features, units, lowest = x.shape[-1], work.units, x.shape[0]
     most = tf.reduce_max(d_undone, [1, 2], keepdims=True)
     # The inverse of a power of two, exactly.
     inverse = tf.bitcast((254 << 23) - tf.bitcast(most, tf.int32), tf.float32)
@@ -524,14 +542,12 @@ def _products_of_factors(
     # good as 0.
     x = with_zeros(x, -1, -features % 8) * relative[:lowest]  # to whole 16 bytes
     x_scale, x_undone = halves.powers(halves.largest(x, [1, 2]))
-    of_x = halves.as_float16(x * x_scale[:, tf.newaxis, tf.newaxis], pairs)
+    of_x = halves.as_float16(x * x_scale[:, tf.newaxis, tf.newaxis], work.pairs)
     of_first = of_h(first, slice(0, lowest))
     d_both = over_steps([tf.concat(both, -1) for both in zip(of_x, of_first, strict=True)], slice(0, lowest), d_first)
     d_kernel = d_both[:, :features] * x_undone[:, :features, tf.newaxis]
     d_recurrent = d_both[:, -units:][:, :layer_units] * h_undone
-    kernel = _padded_gates(with_zeros(kernel, -2, -features % 8), units)
-    scale, undone = halves.powers(halves.largest(kernel, -1))
-    of_kernel = halves.as_float16(kernel * scale[..., tf.newaxis], pairs)
+    of_kernel, undone = _kernel_factors(work, kernel)
     d_x = of_factors([_rows(factor) for factor in d_first], of_kernel, -1, -1) * undone[:, tf.newaxis]
     d_x = tf.reshape(d_x[..., :features], [*x.shape[:-1], features]) * d_undone[:lowest, ..., tf.newaxis]
     d_links = tf.zeros([0, layer_units, 4 * layer_units])
@@ -579,7 +595,7 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
 def _factors(work: Work, weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """weights [lanes, rows, k] times a lane's scale, in float16; pairs as [lanes, rows, 2·k], see `put` in kernels/lstm.cuh."""
     weights *= scale[:, tf.newaxis, tf.newaxis]
-    if work.dtype_code == HALVES:
+    if not work.pairs:
         return tf.cast(weights, tf.float16)
     lanes, rows, k = weights.shape
     pairs = tf.stack([tf.reshape(x, [lanes, rows, k // 4, 4]) for x in halves.pair(weights)], -2)

@@ -47,6 +47,11 @@ class Work(NamedTuple):
         return self.dtype_code in (HALVES, PAIRS)
 
     @property
+    def pairs(self) -> bool:
+        """Whether factors are pairs."""
+        return self.dtype_code == PAIRS
+
+    @property
     def ring(self) -> bool:
         """Whether what a step needs of the last one goes through a ring, beside what stays for the weights' gradients."""
         return self.scaled and not self.keeps_factors

@@ -44,7 +44,7 @@
 #define CLUSTER
 #endif
 
-constexpr int GATES = 4 * UNITS;
+constexpr int GATES = 4 * UNITS, INPUT_UNITS = HALVES ? UNITS : LAYER_UNITS;
 constexpr int WIDTH = SPLIT * UNIT_TILE;                     // units of a cluster
 constexpr int ROWS = BACKWARD ? WIDTH : 4 * WIDTH;           // of A, of one thread block
 constexpr int SEGMENT = (BACKWARD ? GATES : UNITS) / BLOCK;  // blocks of k from the lane itself; as many from its neighbour
@@ -444,12 +444,13 @@ __device__ inline float larger(float most, float x) { return fabsf(x) <= 3.40282
 // below at the step.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavefront_forward)(
     const Factor* __restrict__ weights,    // [lanes, 4·units, SEGMENTS·units]: recurrent | kernel, transposed
-    const Number* __restrict__ projected,  // [time, batch, 4·LAYER_UNITS]: lane 0's input times its kernel
+    const Number* __restrict__ projected,  // [time, batch, 4·INPUT_UNITS]: lane 0's input times its kernel
     const float* __restrict__ bias,        // [lanes, 4·units]
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
 #if HALVES
     const float* __restrict__ scales,      // [1 + lanes]: what h is multiplied by; what a lane's sums are multiplied by
+    const float* __restrict__ input_scales,  // [time, batch]: what `projected` is multiplied by
 #endif
 #if RECURRENT_DROPOUT
     const unsigned* __restrict__ seen,     // [lanes, batch, UNITS / VECTOR], see Masks
@@ -484,7 +485,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if DIRECTIONS > 1
   weights = place.own(weights, (size_t)GATES * UNITS), bias = place.own(bias, GATES);
   if (RECURRENT_DROPOUT) seen = place.own(seen, WORDS);
-  projected = place.own(projected, (size_t)TIME * BATCH * 4 * LAYER_UNITS), gates = place.own(gates, (size_t)TIME * BATCH * GATES);
+  projected = place.own(projected, (size_t)TIME * BATCH * 4 * INPUT_UNITS), gates = place.own(gates, (size_t)TIME * BATCH * GATES);
   first = rest = place.own(first, TIME * PLANE), outputs = place.own(outputs, TIME * PLANE), cells = place.own(cells, TIME * PLANE);
   h_0 = place.own(h_0, PLANE), c_0 = place.own(c_0, PLANE), h_end = place.own(h_end, PLANE), c_end = place.own(c_end, PLANE);
 #endif
@@ -496,6 +497,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #if HALVES
   const int of_lanes = DIRECTIONS > 1 ? place.group / GROUPS : lane;
   const float h_scale = scales[0], undo = scales[1 + of_lanes];
+  if (DIRECTIONS > 1) input_scales = place.own(input_scales, TIME * BATCH);
   auto factor = [&](float h) { return to_factor(h * h_scale); };
 #else
   auto factor = [](Number h) { return h; };
@@ -542,15 +544,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const int time = step - lane;
     const bool active = time >= 0 && time < ends.last;
     keep(time - 1);
-    float input[POINTS][4];
+    float input[POINTS][4], input_scale[POINTS];
     if (active && lane == 0 && unit >= 0)
 #pragma unroll
       for (int point = 0; point < POINTS; ++point) {
         const size_t row = (size_t)time * BATCH + place.sequence(point);
-        if (place.sequence(point) < BATCH)
+        if (place.sequence(point) >= BATCH) continue;
+#if HALVES
+        input_scale[point] = input_scales[row];
+#endif
 #pragma unroll
-          for (int gate = 0; gate < 4; ++gate)
-            input[point][gate] = unit < LAYER_UNITS ? wide(projected[(row * 4 + gate) * LAYER_UNITS + unit]) : 0;
+        for (int gate = 0; gate < 4; ++gate)
+          input[point][gate] = unit < LAYER_UNITS ? wide(projected[(row * 4 + gate) * INPUT_UNITS + unit]) : 0;
       }
     wait_for_group(place, step + 1);
 
@@ -569,7 +574,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
 #if HALVES
-          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate]);
+          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate] * input_scale[point]);
 #else
           z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
 #endif
