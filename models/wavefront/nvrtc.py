@@ -4,6 +4,7 @@ NVRTC, NVIDIA's run-time compiler, is a library that tensorflow[and-cuda] instal
 is compiled for the very shapes of a model, in about a second, when the function around it is traced.
 """
 
+import concurrent.futures
 import ctypes
 import functools
 import importlib.util
@@ -147,13 +148,27 @@ def _nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-@functools.cache
 def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:
     """The PTX of CUDA C++ `source`, with macros defined; it may include this folder's headers.
 
     Raises:
         ValueError: the source does not compile, and the message holds the compiler's log; or there is no NVRTC.
     """
+    return compiling(source, defines, capability).result()
+
+
+@functools.cache
+def compiling(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> concurrent.futures.Future[str]:
+    """The same in a thread of its own, so that two kernels are compiled in the time of one."""
+    return _threads().submit(_ptx, source, defines, capability)
+
+
+@functools.cache
+def _threads() -> concurrent.futures.Executor:
+    return concurrent.futures.ThreadPoolExecutor(2, "nvrtc")
+
+
+def _ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     options = [
         f"--gpu-architecture=compute_{capability}",

@@ -277,6 +277,9 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     work = Work(recurrent.shape[0] // directions, batch, bias.shape[-1] // 4, _dtype_code(x.dtype), False, *options)
     # Arguments of what is traced: a trace of one precision, say, serves no other.
     forward, backward = _launches(work, time)
+    if tracing.recorded():  # meanwhile the forward kernel is compiled, and traced what is between
+        chip = nvrtc.chip()
+        nvrtc.compiling(*_source(backward, time, recurrent.shape[1], fitting(backward, chip), chip))
 
     @tf.custom_gradient
     def run(*sources):
@@ -577,7 +580,12 @@ def compiled(work: Work, time: int, layer_units: int) -> str:
 
 def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling, chip: Chip) -> str:
     """layer_units: without the padding of `work`."""
-    return nvrtc.ptx((KERNELS / tiling.source).read_text(), tiling.defines(work, time, layer_units), chip.capability)
+    return nvrtc.ptx(*_source(work, time, layer_units, tiling, chip))
+
+
+def _source(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling, chip: Chip):
+    """What nvrtc.ptx compiles."""
+    return (KERNELS / tiling.source).read_text(), tiling.defines(work, time, layer_units), chip.capability
 
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:

@@ -38,6 +38,13 @@ def compiled_for(kind: str) -> bool:
     return compiled_by_xla() and on(kind) and not vectorized()
 
 
+def recorded() -> bool:
+    """Whether a tf.GradientTape is on, so that gradients will be asked for."""
+    from tensorflow.python.eager.record import could_possibly_record
+
+    return could_possibly_record()
+
+
 def in_forward_mode(*tensors: tf.Tensor) -> bool:
     """Whether a tf.autodiff.ForwardAccumulator, which differentiates what is in a custom gradient, watches any of these."""
     from tensorflow.python.eager.forwardprop_util import pack_tangents
