@@ -170,8 +170,7 @@ def scaled_loss_by_factors(
         logits, undone = products.of_factors(x, kernel, -1, -2), of_x * of_kernel
         if pays(*logits.shape, logits.dtype):
             scales = tf.stack([halves.RANGE, undone])
-            losses, d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, code)
-            d_logits = tf.unstack(d_logits) if code == PAIRS else [d_logits]
+            losses, *d_logits, d_bias = _launch(logits, bias, targets, scales, vocabulary, code)
         else:
             losses, d_logits = losses_and_gradients(logits * undone + bias, targets, vocabulary)
             d_logits *= halves.RANGE
@@ -205,14 +204,14 @@ def _launch(logits, bias, targets, scales, vocabulary: int, dtype_code: int):
         "GRID": launch.grid, "THREADS": launch.threads, "BLOCKS": launch.blocks,
     }  # fmt: skip
     code = nvrtc.ptx(SOURCE.read_text(), tuple(defines.items()), chip.capability)
-    by_float16 = dtype_code in SUFFIXES
+    gradient = tf.TensorSpec([rows, columns], tf.float16 if dtype_code in SUFFIXES else logits.dtype)
     results = [
         tf.TensorSpec([rows], tf.float32),
-        tf.TensorSpec([2] * (dtype_code == PAIRS) + [rows, columns], tf.float16 if by_float16 else logits.dtype),
+        *[gradient] * (2 if dtype_code == PAIRS else 1),
         tf.TensorSpec([launch.grid, columns], tf.float32),
     ]
     operands = [logits, bias, targets, scales]
-    losses, d_logits, d_bias = nvrtc.launch(
+    losses, *d_logits, d_bias = nvrtc.launch(
         KERNEL + SUFFIXES.get(dtype_code, ""),
         code,
         operands,
@@ -221,4 +220,4 @@ def _launch(logits, bias, targets, scales, vocabulary: int, dtype_code: int):
         launch.threads,
         launch.shared_bytes,
     )
-    return losses, d_logits, tf.reduce_sum(d_bias, 0)
+    return losses, *d_logits, tf.reduce_sum(d_bias, 0)

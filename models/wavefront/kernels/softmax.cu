@@ -5,7 +5,7 @@
 // The host (models/wavefront/softmax.py) says:
 //   ROWS, COLUMNS    of the logits, whole vectors a row; the first WORDS columns are words, the others must have logits that vanish
 //   DTYPE_CODE       of the logits, see numbers.cuh; arithmetic is float32. 4 and 5: float32, but their gradient is written as float16,
-//                    or as pairs of that: what leads in all of them, then what trails
+//                    or as pairs of that, what leads and what trails
 //   GRID, THREADS    thread blocks, and threads of each
 //   BLOCKS           thread blocks that a multiprocessor runs at once, at least
 
@@ -64,12 +64,15 @@ __device__ inline float over_block(float x, float* slots, Combine combine) {
 
 // logits [ROWS, COLUMNS], bias [COLUMNS], targets [ROWS], scale [1] → losses [ROWS], and by scale · Σ losses: d_logits
 // [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0 where its
-// logits are finite. A logit that is infinite or NaN makes a row NaN. HALVES: scale [2], the second one the logits'; of PAIRS d_logits is
-// [2, ROWS, COLUMNS].
+// logits are finite. A logit that is infinite or NaN makes a row NaN. HALVES: scale [2], the second one the logits'.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     NAME(softmax_cross_entropy)(const Number* __restrict__ logits, const float* __restrict__ bias,
                           const long long* __restrict__ targets, const float* __restrict__ scale,
-                          float* __restrict__ losses, Gradient* __restrict__ d_logits, float* __restrict__ d_bias) {
+                          float* __restrict__ losses, Gradient* __restrict__ d_logits,
+#if PAIRS
+                          Gradient* __restrict__ trails,
+#endif
+                          float* __restrict__ d_bias) {
   uint4* sums = reinterpret_cast<uint4*>(shared_memory());  // [VECTORS][NUMBERS / 4][THREADS] of four float32
   float* tops = reinterpret_cast<float*>(sums + VECTORS * NUMBERS / 4 * THREADS);  // the slots of the two reductions
   float* totals = tops + WARPS;
@@ -138,10 +141,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           add(four.z, x[vector][k + 2]), add(four.w, x[vector][k + 3]);
           sum(vector, k) = four;
         }
-        auto* to = reinterpret_cast<GradientVector*>(d_logits + start + column(vector));
-        *to = written.all;
+        *reinterpret_cast<GradientVector*>(d_logits + start + column(vector)) = written.all;
 #if PAIRS
-        to[(size_t)ROWS * COLUMNS / NUMBERS] = trailing.all;
+        *reinterpret_cast<GradientVector*>(trails + start + column(vector)) = trailing.all;
 #endif
       }
     if (threadIdx.x == 0)
