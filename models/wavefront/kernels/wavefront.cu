@@ -544,7 +544,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const int time = step - lane;
     const bool active = time >= 0 && time < ends.last;
     keep(time - 1);
-    float input[POINTS][4], input_scale[POINTS];
+    // On their way while the barrier waits: nothing is done to them before, or that would wait for them.
+    Number input[POINTS][4];
+    float input_scale[POINTS];
     if (active && lane == 0 && unit >= 0)
 #pragma unroll
       for (int point = 0; point < POINTS; ++point) {
@@ -555,7 +557,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #endif
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate)
-          input[point][gate] = unit < LAYER_UNITS ? wide(projected[(row * 4 + gate) * INPUT_UNITS + unit]) : 0;
+          input[point][gate] = unit < LAYER_UNITS ? projected[(row * 4 + gate) * INPUT_UNITS + unit] : 0;
       }
     wait_for_group(place, step + 1);
 
@@ -574,9 +576,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
 #if HALVES
-          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : input[point][gate] * input_scale[point]);
+          z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : wide(input[point][gate]) * input_scale[point]);
 #else
-          z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : input[point][gate]);
+          z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : wide(input[point][gate]));
 #endif
         }
         const float i = sigmoid(z[0]), f = sigmoid(z[1]), g = tangent(z[2]), o = sigmoid(z[3]);
@@ -718,7 +720,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   for (int step = ends.last + LANES - 2; step >= -1; --step) {
     const int time = step - lane;
     const bool active = time >= -1 && time < ends.last;
-    float gate_of[POINTS][4], c_before[POINTS], d_output[POINTS];  // on their way while the barrier waits
+    float gate_of[POINTS][4], c_before[POINTS];  // on their way while the barrier waits
+    Number d_output[POINTS];
     if (active && time >= 0 && unit >= 0)
 #pragma unroll
       for (int point = 0; point < POINTS; ++point)
@@ -728,8 +731,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
           for (int gate = 0; gate < 4; ++gate) gate_of[point][gate] = gates_now[gate * UNITS];
           c_before[point] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
-          d_output[point] = lane + 1 < LANES || ends.passed(point, time) ? 0 : wide(d_outputs[time * PLANE + at]);
-          if (time + 1 == ends.last) d_output[point] += wide(d_h_end[lane * PLANE + at]);
+          d_output[point] = lane + 1 < LANES || ends.passed(point, time) ? 0 : d_outputs[time * PLANE + at];
         }
     const int turn = ends.last + LANES - 2 - step;  // from 0 on
     if (turn) wait_for_group(place, turn);
@@ -775,7 +777,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           d_c_0[lane * PLANE + at] = d_c[point];
           return;
         }
-        d_h += d_output[point];
+        d_h += wide(d_output[point]);
+        if (time + 1 == ends.last) d_h += wide(d_h_end[lane * PLANE + at]);
         Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES;
 #if KEEP_FACTORS
         if (unit == 0)
