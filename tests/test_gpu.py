@@ -257,8 +257,9 @@ def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
         assert set(ran) == {PAIRS if allowed else DTYPE_CODES["float32"]}
         ran.clear()
         errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
+    # Around the kernels pairs are multiplied on the tensor cores, which truncate, also where small products are XLA's without them.
     for pairs, three in zip(*errors, strict=True):
-        assert pairs < 1.5 * three + 5e-7 and three < 1e-5
+        assert pairs < 1.5 * three + 5e-6 and three < 1e-5
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])
