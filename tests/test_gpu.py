@@ -257,7 +257,7 @@ def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
         assert set(ran) == {PAIRS if allowed else DTYPE_CODES["float32"]}
         ran.clear()
         errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
-    # Around the kernels pairs are multiplied on the tensor cores, which truncate, also where small products are XLA's without them.
+    # Around the kernels pairs are multiplied on tensor cores, which truncate; small products otherwise are not.
     for pairs, three in zip(*errors, strict=True):
         assert pairs < 1.5 * three + 5e-6 and three < 1e-5
 
