@@ -2,7 +2,9 @@
 // 2 bfloat16. (tests/models/cuda_emulator.h has the instructions for a CPU.)
 #pragma once
 
-#if DTYPE_CODE == 1 || DTYPE_CODE == 2
+#define NARROW (DTYPE_CODE == 1 || DTYPE_CODE == 2)
+
+#if NARROW
 using Number = unsigned short;
 #else
 using Number = float;

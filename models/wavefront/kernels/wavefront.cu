@@ -722,6 +722,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const bool active = time >= -1 && time < ends.last;
     float gate_of[POINTS][4], c_before[POINTS];  // on their way while the barrier waits
     Number d_output[POINTS];
+#if NARROW
+    Number d_h_last[POINTS];  // a sum of two is no narrow number
+#endif
     if (active && time >= 0 && unit >= 0)
 #pragma unroll
       for (int point = 0; point < POINTS; ++point)
@@ -732,6 +735,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           for (int gate = 0; gate < 4; ++gate) gate_of[point][gate] = gates_now[gate * UNITS];
           c_before[point] = time ? cells[kept - PLANE + at] : c_0[lane * PLANE + at];
           d_output[point] = lane + 1 < LANES || ends.passed(point, time) ? 0 : d_outputs[time * PLANE + at];
+#if NARROW
+          d_h_last[point] = time + 1 == ends.last ? d_h_end[lane * PLANE + at] : 0;
+#else
+          if (time + 1 == ends.last) d_output[point] += d_h_end[lane * PLANE + at];
+#endif
         }
     const int turn = ends.last + LANES - 2 - step;  // from 0 on
     if (turn) wait_for_group(place, turn);
@@ -778,7 +786,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           return;
         }
         d_h += wide(d_output[point]);
-        if (time + 1 == ends.last) d_h += wide(d_h_end[lane * PLANE + at]);
+#if NARROW
+        d_h += wide(d_h_last[point]);
+#endif
         Kept* to = d_own + ((size_t)time * BATCH + sequence) * GATES;
 #if KEEP_FACTORS
         if (unit == 0)
