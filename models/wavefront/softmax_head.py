@@ -28,12 +28,14 @@ class SoftmaxHead(keras.layers.Layer):
     Inside, a vocabulary that is no multiple of 8 is padded to one of 64, and the gradient is written by hand (softmax_loss.py).
     Under XLA on a GPU its products are those of products.py: without TensorFloat-32, float32 too is on the tensor cores (compute
     capability 8.0 and later). With fused=True a training step on an NVIDIA GPU takes loss and gradients from one CUDA kernel
-    (softmax.py) where the logits are so many that this is the faster way.
+    (softmax.py) where the logits are so many that this is the faster way; and its products of float32 multiply float16 times
+    powers of two in TensorFloat-32's place, or pairs of them in float32's (halves.py), but for small ones.
 
     Args:
         vocabulary: words, the width of the logits.
-        fused: whether to use the CUDA kernel where it pays. It needs an NVIDIA GPU of compute capability 8.0 or later, XLA,
-            batches that all have one size (len(x) a multiple of batch_size, or a data set with drop_remainder=True) and no mask.
+        fused: whether to use the CUDA kernel, and float16, where they pay. They need an NVIDIA GPU of compute capability 8.0 or
+            later, XLA, batches that all have one size (len(x) a multiple of batch_size, or a data set with drop_remainder=True)
+            and no mask.
         kernel_initializer, bias_initializer: as of keras.layers.Dense.
         kwargs: name, dtype, trainable and so on of keras.layers.Layer.
 
