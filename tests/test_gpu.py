@@ -258,8 +258,8 @@ def test_pairs_of_float16_in_the_kernels_err_as_three_products_of_tf32_do(
         ran.clear()
         errors.append([error(*pair) for pair in zip(found, expected, strict=True)])
     # Around the kernels pairs are multiplied on tensor cores, which truncate; small products otherwise are not.
-    for pairs, three in zip(*errors, strict=True):
-        assert pairs < 1.5 * three + 5e-6 and three < 1e-5
+    for (pairs, three), more in zip(zip(*errors, strict=True), [5e-7, *[5e-6] * (len(found) - 1)], strict=True):
+        assert pairs < 1.5 * three + more and three < 1e-5
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("tf32", 2e-5, 2e-3), ("fp32", 0, 1e-5)])

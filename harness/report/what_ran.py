@@ -41,6 +41,7 @@ KERNELS = (
     (r"lstm_(wavefront|cluster)_forward", "our persistent kernel, forward"),
     (r"lstm_(wavefront|cluster)_backward", "our persistent kernel, backward"),
     (r"softmax_cross_entropy_by_float16", "our softmax kernel, by float16"),
+    (r"softmax_cross_entropy_by_pairs_of_float16", "our softmax kernel, by pairs of float16"),
     (r"softmax_cross_entropy", "our softmax kernel"),
     (r"RNN_(block)?[Pp]ersist", "cuDNN's persistent LSTM kernel"),
     (r"elemWiseRNNcell|elementWise_|cudnn\w*rnn", "cuDNN's LSTM gates"),

@@ -70,8 +70,10 @@ def chosen(
             return "xla", f"the kernels would read {share:.0%} of the weights anew at every step"
     except (ValueError, OSError) as error:  # OSError: of a GPU without CUDA
         return "xla", _told(error)
+    kernel = work._replace(lanes=together), x.shape[0], layers[0].recurrent_kernel.shape[0]
     try:
-        persistent.compiled(work._replace(lanes=together), x.shape[0], layers[0].recurrent_kernel.shape[0])
+        persistent.compile_backward_ahead(*kernel)
+        persistent.compiled(*kernel)
     except (ValueError, OSError) as error:
         LOGGER.warning("the CUDA kernels cannot be compiled, so implementation='xla' is used: %s", _told(error))
         return "xla", _told(error)

@@ -2,8 +2,11 @@
 
 Both have the same bits of a number, float16 in half the bytes and at twice the rate. It lacks float32's range: with an array's
 power of two a number keeps all its bits down to 2^-28 of the array's largest one and is 0 below 2^-39 of it. Infinities and NaN
-stay what they are. Pairs of such are in the place of float32's where TensorFloat-32 is off: 23 bits of a number down to 2^-28 of
-the largest one, 11 of one that is 2^-40 of it.
+stay what they are. Where one power is that of several sequences, as of a step's gradients, one whose numbers are a million times
+as large costs the others bits.
+
+Pairs of such are in the place of float32's where TensorFloat-32 is off: 23 bits of a number down to 2^-28 of the largest one, 11
+of one that is 2^-40 of it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ TRAILING = 2.0**11  # of the second of a pair, which is as large as the first th
 
 
 def factors(x: tf.Tensor, in_pairs: bool) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """x of float32, and what undoes its power of two, a scalar."""
+    """x of float32 as `as_float16` has it, times a power of two, and what undoes that, a scalar."""
     scale, undone = powers(largest(x))
     return as_float16(x * scale, in_pairs), undone
 

@@ -4,11 +4,13 @@ NVRTC, NVIDIA's run-time compiler, is a library that tensorflow[and-cuda] instal
 is compiled for the very shapes of a model, in about a second, when the function around it is traced.
 """
 
-import concurrent.futures
 import ctypes
 import functools
 import importlib.util
+import os
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -148,24 +150,41 @@ def _nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
+_ahead: dict[tuple, Future[str]] = {}  # by the arguments of `ptx`
+_asked: set[tuple] = set()
+os.register_at_fork(after_in_child=lambda: _ahead.clear())  # whose threads are not there
+
+
+@functools.cache
 def ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:
     """The PTX of CUDA C++ `source`, with macros defined; it may include this folder's headers.
 
     Raises:
         ValueError: the source does not compile, and the message holds the compiler's log; or there is no NVRTC.
     """
-    return compiling(source, defines, capability).result()
+    _asked.add(key := (source, defines, capability))
+    ahead = _ahead.pop(key, None)
+    return ahead.result() if ahead else _ptx(*key)
 
 
-@functools.cache
-def compiling(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> concurrent.futures.Future[str]:
-    """The same in a thread of its own, so that two kernels are compiled in the time of one."""
-    return _threads().submit(_ptx, source, defines, capability)
+def compile_ahead(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> None:
+    """Begin what `ptx` will be asked for, in a thread of its own; an error is for `ptx` to raise."""
+    if (key := (source, defines, capability)) in _asked:
+        return
+    _asked.add(key)
+    future: Future[str] = Future()
 
+    def run() -> None:
+        try:
+            future.set_result(_ptx(*key))
+        except Exception as error:
+            future.set_exception(error)
 
-@functools.cache
-def _threads() -> concurrent.futures.Executor:
-    return concurrent.futures.ThreadPoolExecutor(2, "nvrtc")
+    try:
+        threading.Thread(target=run, name="nvrtc", daemon=True).start()
+    except RuntimeError:  # the interpreter is about to end
+        return
+    _ahead[key] = future
 
 
 def _ptx(source: str, defines: tuple[tuple[str, int], ...], capability: int) -> str:

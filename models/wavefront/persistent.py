@@ -11,7 +11,8 @@ kernel, which keeps its weights on the chip, as far as they fit. What it needs i
 multiprocessors at most. A batch that does not fit goes in slices, one after the other; whatever fits in no slice is a
 ValueError. float32 is as precise as TensorFlow is set to be when a function is traced: where TensorFloat-32 is on, operands are
 rounded to it, or to float16 times powers of two, which has as many bits (halves.py); where it is off, each product is a sum of
-three such, which gives float32's precision. products.py has the products outside of the kernels.
+three such, which gives float32's precision. Products outside of the kernels are those of products.py, of the same factors where
+both kernels have such.
 
 The blocks of a launch of wavefront.cu wait for each other at every step, so all of them have to run at once. On one stream, as
 XLA runs a function, they do, but not beside another such kernel that holds some of the multiprocessors: not two clients of MPS
@@ -33,7 +34,7 @@ from .clusters import ClusterTiling
 from .nvrtc import Chip
 from .products import of_factors, over_rows, product, with_zeros
 from .stack import LayerWeights, reversed_steps
-from .tiling import MOST_SLICES, Tiling, by_halves, fits, fitting, layers_together, stack_us
+from .tiling import MOST_SLICES, Tiling, by_factors, fits, fitting, layers_together, stack_us
 from .work import DTYPE_CODES, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -277,9 +278,7 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
     work = Work(recurrent.shape[0] // directions, batch, bias.shape[-1] // 4, _dtype_code(x.dtype), False, *options)
     # Arguments of what is traced: a trace of one precision, say, serves no other.
     forward, backward = _launches(work, time)
-    if tracing.recorded():  # meanwhile the forward kernel is compiled, and traced what is between
-        chip = nvrtc.chip()
-        nvrtc.compiling(*_source(backward, time, recurrent.shape[1], fitting(backward, chip), chip))
+    compile_backward_ahead(work, time, recurrent.shape[1])
 
     @tf.custom_gradient
     def run(*sources):
@@ -307,7 +306,7 @@ def advance(x, kernel, recurrent, links, bias, h, c, keep=None, lengths=None):
 
 def _launches(work: Work, time: int) -> list[Work]:
     """Of such work, forward and backward, with the products that are taken."""
-    both = [by_halves(work._replace(backward=backward), time, nvrtc.chip()) for backward in (False, True)]
+    both = [by_factors(work._replace(backward=backward), time, nvrtc.chip()) for backward in (False, True)]
     kept = not work.recurrent_dropout and all(way.scaled for way in both)
     return [way._replace(keeps_factors=kept) for way in both]
 
@@ -583,9 +582,21 @@ def ptx(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling,
     return nvrtc.ptx(*_source(work, time, layer_units, tiling, chip))
 
 
+def compile_backward_ahead(work: Work, time: int, layer_units: int) -> None:
+    """Begin with the backward kernel, where a gradient will be asked for, while the forward one is compiled."""
+    if tracing.recorded():
+        chip, backward = nvrtc.chip(), _launches(work, time)[1]
+        nvrtc.compile_ahead(*_source(backward, time, layer_units, fitting(backward, chip), chip))
+
+
 def _source(work: Work, time: int, layer_units: int, tiling: Tiling | ClusterTiling, chip: Chip):
     """What nvrtc.ptx compiles."""
-    return (KERNELS / tiling.source).read_text(), tiling.defines(work, time, layer_units), chip.capability
+    return _text(KERNELS / tiling.source), tiling.defines(work, time, layer_units), chip.capability
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text()
 
 
 def kernel_name(work: Work, tiling: Tiling | ClusterTiling) -> str:

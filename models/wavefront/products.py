@@ -7,10 +7,11 @@
   cuBLAS transposes them inside its kernel, slowly. To transpose the smaller one before, in memory, is enough and costs less.
 - Arrays of float32 whose last axis is not made of whole 16 bytes, such as 650 numbers, get slow kernels, also as a result. They
   are padded with zeros.
-- Where TensorFloat-32 is off, it runs float32 without the tensor cores. Here each number is the sum of three of bfloat16, which
-  together hold all of its 24 bits, and a product is the sum of the six products of parts that matter to float32. Tensor cores
-  truncate when they accumulate, so the leading one of the six, of which the others are a hundredth, is accumulated in pieces. As
-  with the kernels, which make one product three of TensorFloat-32, a number that is not finite makes the sums that it is in NaN.
+- Where TensorFloat-32 is off, it runs float32 without the tensor cores. In `product` each number is the sum of three of
+  bfloat16, which together hold all of its 24 bits, and a product is the sum of the six products of parts that matter to float32.
+  Tensor cores truncate when they accumulate, so the leading one of the six, of which the others are a hundredth, is accumulated
+  in pieces. As with the kernels, which make one product three of TensorFloat-32 or of float16, a number that is not finite makes
+  the sums that it is in NaN.
 
 docs/wavefront-kernels.md has the times and the errors.
 """
@@ -202,8 +203,9 @@ def of_factors(a: Sequence[tf.Tensor], b: Sequence[tf.Tensor], of_a: int, of_b: 
         return dot(a[0], b[0], of_a, of_b)
     (a, trailing_a), (b, trailing_b) = a, b
     result = math.prod([*a.shape[:-2], a.shape[-3 - of_a], b.shape[-3 - of_b]])
-    if result > a.shape.num_elements() + b.shape.num_elements() and a.shape[of_a] <= LONGEST:
-        # As in `_by_parts`.
+    sizes = a.shape.num_elements() + b.shape.num_elements()
+    if (of_a, of_b) == (-1, -2) and result > sizes and a.shape[of_a] <= LONGEST:
+        # As in `_by_parts`. What is divided here loses bits 2^18 below its range: no gradients, whose small numbers matter.
         small, small_trailing = b / halves.TRAILING, trailing_b / halves.TRAILING
         return dot(tf.concat([trailing_a, a, a], of_a), tf.concat([small, small_trailing, b], of_b), of_a, of_b)
     trailing = dot(trailing_a, b, of_a, of_b) + dot(a, trailing_b, of_a, of_b)

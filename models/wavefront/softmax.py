@@ -79,8 +79,15 @@ def pays(rows: int, columns: int, dtype: tf.DType) -> bool:
 
 
 def factors(dtype: tf.DType) -> int | None:
-    """HALVES or PAIRS, which `scaled_loss_by_factors` takes in this dtype's place; None: none."""
-    return by_float16(DTYPE_CODES["tf32" if products.tf32() else "float32"]) if dtype == tf.float32 else None
+    """HALVES or PAIRS, which `scaled_loss_by_factors` takes in this dtype's place; None: none, as on a GPU that has no
+    TensorFloat-32, though TensorFlow allows it.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    if dtype != tf.float32 or nvrtc.chip().capability < 80:
+        return None
+    return by_float16(DTYPE_CODES["tf32" if products.tf32() else "float32"])
 
 
 def factors_pay(rows: int, features: int, columns: int, dtype: tf.DType) -> bool:

@@ -35,7 +35,7 @@ class SoftmaxHead(keras.layers.Layer):
         vocabulary: words, the width of the logits.
         fused: whether to use the CUDA kernel, and float16, where they pay. They need an NVIDIA GPU of compute capability 8.0 or
             later, XLA, batches that all have one size (len(x) a multiple of batch_size, or a data set with drop_remainder=True)
-            and no mask.
+            and no mask; there are no second derivatives.
         kernel_initializer, bias_initializer: as of keras.layers.Dense.
         kwargs: name, dtype, trainable and so on of keras.layers.Layer.
 

@@ -200,14 +200,14 @@ def costs(chip: Chip) -> Mapping[str, float]:
 
 def fits(work: Work, time: int, chip: Chip) -> bool:
     """Whether there is a tiling of both kernels' work, by whichever products."""
-    return _fits(by_halves(work, time, chip), chip)
+    return _fits(by_factors(work, time, chip), chip)
 
 
 def _fits(work: Work, chip: Chip) -> bool:
     return None not in (best_tiling(work._replace(backward=backward), chip) for backward in (False, True))
 
 
-def by_halves(work: Work, time: int, chip: Chip) -> Work:
+def by_factors(work: Work, time: int, chip: Chip) -> Work:
     """The same of tf32 with factors of float16, of float32 with pairs of them, where a launch should take less time then or does
     not fit without.
 
@@ -230,7 +230,7 @@ def by_halves(work: Work, time: int, chip: Chip) -> Work:
 
 def streamed(work: Work, time: int, chip: Chip) -> float:
     """The share of the weights that are read from memory at every step, of the kernel of which it is larger."""
-    both = (by_halves(each, time, chip) for each in (work, work._replace(backward=True)))
+    both = (by_factors(each, time, chip) for each in (work, work._replace(backward=True)))
     return max(fitting(each, chip).streamed(each) for each in both)
 
 
@@ -324,14 +324,14 @@ def layers_together(num_layers: int, time: int, work: Work, chip: Chip) -> int:
         ValueError: neither fits on the chip.
     """
     best = min((1, num_layers), key=lambda lanes: stack_us(num_layers, time, work._replace(lanes=lanes), chip))
-    fitting(by_halves(work._replace(lanes=best), time, chip), chip)
+    fitting(by_factors(work._replace(lanes=best), time, chip), chip)
     return best
 
 
 def stack_us(num_layers: int, time: int, work: Work, chip: Chip) -> float:
     """An estimate of a whole stack both ways, `work.lanes` layers at a time, without what any division into lanes has; inf: it
     does not fit."""
-    works = [by_halves(work._replace(backward=backward), time, chip) for backward in (False, True)]
+    works = [by_factors(work._replace(backward=backward), time, chip) for backward in (False, True)]
     found = [best_tiling(of_pass, chip) for of_pass in works]
     if None in found:
         return float("inf")

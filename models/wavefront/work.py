@@ -23,7 +23,7 @@ class Work(NamedTuple):
         recurrent_dropout: whether gates see parts of h alone.
         lengths: whether sequences have lengths of their own.
         directions: 1, or 2 of a single layer.
-        keeps_factors: whether what stays for the weights' gradients are the factors of HALVES.
+        keeps_factors: whether what stays for the weights' gradients are the factors, of HALVES or PAIRS.
     """
 
     lanes: int

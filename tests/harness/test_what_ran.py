@@ -34,6 +34,7 @@ def test_an_expected_op_is_told_in_words(pattern, words):
         ("lstm_cluster_forward", "our persistent kernel, forward"),
         ("lstm_wavefront_forward_by_float16", "our persistent kernel, forward, by float16"),
         ("lstm_wavefront_backward_by_pairs_of_float16", "our persistent kernel, backward, by pairs of float16"),
+        ("softmax_cross_entropy_by_pairs_of_float16", "our softmax kernel, by pairs of float16"),
         ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_tn_align4>(x)", "matrix product (cuBLAS)"),
         ("void elemWiseRNNcell<float, float>(int)", "cuDNN's LSTM gates"),
         ("gemm_fusion_dot_2", "matrix product (Triton)"),

@@ -71,7 +71,7 @@ def emulated(monkeypatch, folder: Path, chip: Chip = CHIP, tf32: bool = True):
     with monkeypatch.context() as patch:
         patch.setattr(nvrtc, "chip", lambda: chip)
         patch.setattr(nvrtc, "ptx", lambda source, defines, capability: (source, defines))
-        patch.setattr(nvrtc, "compiling", lambda source, defines, capability: None)
+        patch.setattr(nvrtc, "compile_ahead", lambda source, defines, capability: None)
         patch.setattr(nvrtc, "launch", functools.partial(launch, folder))
         patch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
         patch.setattr(tf.config, "functions_run_eagerly", lambda: False)  # of what implementation="auto" asks

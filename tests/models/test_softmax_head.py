@@ -84,6 +84,7 @@ def test_the_kernels_gradient_is_that_of_the_mean(policy, monkeypatch):
     scales = []
     monkeypatch.setattr(softmax, "scaled_loss", scaled_loss)
     monkeypatch.setattr(softmax, "pays", lambda *_: True)
+    monkeypatch.setattr(softmax.nvrtc, "chip", lambda: H200)
     monkeypatch.setattr("models.wavefront.work.HALVES_ALLOWED", False)
     gradients = []
     for fused in (False, True):

@@ -67,7 +67,7 @@ class Point(NamedTuple):
         num_layers, time: of the stack; steps.
         work: of one forward step of all layers.
         masked: whether its sequences end at lengths of their own.
-        by_float16: whether the kernels took factors of float16 in TensorFloat-32's place.
+        by_float16: whether the kernels took factors of float16, or pairs of them.
         dropout: whether there is some between the layers.
         ms: of a step, by implementation; None: it failed.
     """
@@ -108,7 +108,7 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
         work = Work(num_layers, batch, padded, dtype_code, False)
         name = f"{path.parts[-3]} {other.name}"
         kernels = ((ours.get("proof") or {}).get("kernel") or {}).get("kernels") or {}
-        by_float16 = any(kernel.endswith("_by_float16") for kernel in kernels)
+        by_float16 = any(kernel.startswith("lstm_") and kernel.endswith("float16") for kernel in kernels)
         yield Point(name, num_layers, time, work, masked, by_float16, dropout, ms)
 
 

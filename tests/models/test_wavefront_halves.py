@@ -3,6 +3,7 @@
 import itertools
 import runpy
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from models.wavefront.persistent import persistent_bidirectional_stack, persiste
 from models.wavefront.softmax_head import SoftmaxHead
 from models.wavefront.softmax_loss import padded
 from models.wavefront.stack import LayerWeights, bidirectional_stack, lstm_stack
-from models.wavefront.tiling import best_tiling, by_halves
+from models.wavefront.tiling import best_tiling, by_factors
 from models.wavefront.work import DTYPE_CODES, HALVES, PAIRS, Work, padded_units
 from tests.models.emulated_kernels import H200, emulated
 from tests.models.test_wavefront_persistent import CHIPS, PUBLISHED, SHAPES, needs_compiler, results, worst
@@ -99,6 +100,23 @@ def test_errors_are_tf32s(in_both, name, options):
     found = in_both(lambda: results(persistent_stack, "float32", *shape, together=together, **options))
     halves, tf32 = (worst(each, expected) for each in found)
     assert 0 < halves < 1.3 * tf32 < 2e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("tf32", [True, False])
+def test_one_way_alone_has_them(monkeypatch, folder, forward, tf32):
+    """As each is decided by itself: what stays is what the other way reads then."""
+    *shape, together = SHAPES["three layers along the diagonal, three tiles of sequences"]
+    expected, ran, launch = results(lstm_stack, "float64", *shape, lengths=True), [], persistent._launch
+    monkeypatch.setattr(persistent, "_launch", lambda work, *rest: ran.append(work) or launch(work, *rest))
+    monkeypatch.setattr(ALLOWED, True)
+    monkeypatch.setattr(tiling, "HALVES_CALL_US", {not forward: -1e9, forward: 1e9})
+    with emulated(monkeypatch, folder, tf32=tf32):
+        found = results(persistent_stack, "float32", *shape, together=together, lengths=True)
+    assert {work.backward: work.scaled for work in ran} == {False: forward, True: not forward}
+    assert not any(work.keeps_factors for work in ran)
+    assert 0 < worst(found, expected) < (4e-3 if tf32 else 4e-6)
 
 
 @needs_compiler
@@ -398,11 +416,11 @@ def test_they_are_of_float32_alone_and_of_none_where_they_are_not_allowed(monkey
     large = Work(1, 20, 1504, DTYPE_CODES["tf32"], False)
     replaced = {DTYPE_CODES["tf32"]: HALVES, DTYPE_CODES["float32"]: PAIRS}
     for code in (*DTYPE_CODES.values(), HALVES, PAIRS):
-        assert by_halves(large._replace(dtype_code=code), 35, H200).dtype_code == replaced.get(code, code)
-    assert by_halves(large, tiling.HALVES_STEPS + 1, H200) is large
-    assert by_halves(large._replace(units=1520), 35, H200).dtype_code == DTYPE_CODES["tf32"]
+        assert by_factors(large._replace(dtype_code=code), 35, H200).dtype_code == replaced.get(code, code)
+    assert by_factors(large, tiling.HALVES_STEPS + 1, H200) is large
+    assert by_factors(large._replace(units=1520), 35, H200).dtype_code == DTYPE_CODES["tf32"]
     monkeypatch.setattr(ALLOWED, False)
-    assert all(by_halves(work, time, H200) is work for work, time in works())
+    assert all(by_factors(work, time, H200) is work for work, time in works())
 
 
 @pytest.mark.parametrize(
@@ -427,7 +445,7 @@ def test_they_are_taken_where_a_launch_should_take_less_time(
     work, together = persistent.planned(tf.TensorSpec([time, batch, units]), given, False, False, False)
     ways = [work._replace(lanes=together, backward=backward) for backward in (False, True)]
     assert (work.units, together) == (padded, lanes)
-    assert [by_halves(way, time, chip).dtype_code for way in ways] == codes
+    assert [by_factors(way, time, chip).dtype_code for way in ways] == codes
 
 
 @pytest.mark.parametrize("value", ["0", "1", None])
@@ -445,7 +463,7 @@ def test_recurrent_dropout_has_them_but_no_pairs():
     plain, dropping = (Work(1, 20, 1504, 0, False, recurrent_dropout=dropout) for dropout in (False, True))
     for tf32, of_plain, of_dropping in ((True, HALVES, HALVES), (False, PAIRS, DTYPE_CODES["float32"])):
         code = DTYPE_CODES["tf32" if tf32 else "float32"]
-        found = [by_halves(work._replace(dtype_code=code), 35, H200).dtype_code for work in (plain, dropping)]
+        found = [by_factors(work._replace(dtype_code=code), 35, H200).dtype_code for work in (plain, dropping)]
         assert found == [of_plain, of_dropping]
 
 
@@ -460,7 +478,7 @@ def test_what_fits_without_them_fits(monkeypatch, units, batch, layers, lengths,
     given = [LayerWeights(None, tf.TensorSpec([units, 4 * units]), None)] * layers
     work, together = persistent.planned(tf.TensorSpec([50, batch, units]), given, False, False, lengths)
     for backward in (False, True):
-        each = by_halves(work._replace(lanes=together, backward=backward), 50, chip)
+        each = by_factors(work._replace(lanes=together, backward=backward), 50, chip)
         assert tiling.fitting(each, chip) in [*tiling.tilings(each, chip)]
 
 
@@ -512,13 +530,12 @@ def test_kernels_of_the_published_shapes_compile(chip):
 # -- the softmax and the products around it ----------------------------------------------------------------------------------
 
 
-def losses_and_gradients(dtype, size_of_x, size_of_kernel, scale, targets, head):
-    """Of 21 words of 130, 20 features: losses, and gradients of scale · their sum by x, kernel and bias."""
+def losses_and_gradients(dtype, size_of_x, size_of_kernel, scale, targets, head, features=20):
+    """Of 63 words of 130: losses, and gradients of scale · their sum by x, kernel and bias."""
     rng = np.random.default_rng(5)
-    x = tf.constant(rng.normal(size=[21, 20]) * size_of_x, dtype)
-    kernel, bias = padded(
-        tf.constant(rng.normal(size=[20, 130]) * size_of_kernel, dtype), tf.constant(rng.normal(size=130), dtype)
-    )
+    x = tf.constant(rng.normal(size=[63, features]) * size_of_x, dtype)
+    kernel = tf.constant(rng.normal(size=[features, 130]) * size_of_kernel, dtype)
+    kernel, bias = padded(kernel, tf.constant(rng.normal(size=130), dtype))
     with tf.GradientTape() as tape:
         tape.watch([x, kernel, bias])
         total, losses = head(x, kernel, bias, targets, scale)
@@ -530,93 +547,102 @@ def in_float64(x, kernel, bias, targets, scale):
     return scale * tf.reduce_sum(losses), losses
 
 
-@pytest.fixture(params=itertools.product((True, False), (HALVES, PAIRS)), ids=str)
-def by_factors(request, monkeypatch, folder):
-    """softmax.scaled_loss_by_factors, its kernel on the emulator or without it, and its products in NumPy; and its code."""
-    by_kernel, code = request.param
+class ByFactors(NamedTuple):
+    """softmax.scaled_loss_by_factors, its kernel on the emulator or without it, its products in NumPy.
+
+    features, and how long a sum is in one piece: with 20 and 1280 logits of pairs are one product, with 100 a gradient is large.
+    """
+
+    by_kernel: bool
+    code: int
+    features: int = 20
+    longest: int = 16
+
+    def __call__(self, x, kernel, bias, targets, scale):
+        return softmax.scaled_loss_by_factors(self.code, x, kernel, bias, targets, 130, scale)
+
+
+HEADS = [ByFactors(*each) for each in itertools.product((True, False), (HALVES, PAIRS))]
+HEADS += [ByFactors(False, PAIRS, features, 1280) for features in (20, 100)]
+
+
+@pytest.fixture(params=HEADS, ids=str)
+def head(request, monkeypatch, folder):
     monkeypatch.setattr(products, "dot", dot_of_float16)
-    monkeypatch.setattr(products, "LONGEST", 16)
-    if by_kernel:
+    monkeypatch.setattr(products, "LONGEST", request.param.longest)
+    if request.param.by_kernel:
         monkeypatch.setattr(softmax, "LARGE", 0)
         monkeypatch.setattr(softmax, "FEW_THREADS", 0)
     monkeypatch.setattr(softmax, "FACTORS_FLOPS", 0)
-    with emulated(monkeypatch, folder, tf32=code == HALVES):
-        yield (
-            lambda x, kernel, bias, targets, scale: softmax.scaled_loss_by_factors(
-                code, x, kernel, bias, targets, 130, scale
-            ),
-            code,
-        )
+    with emulated(monkeypatch, folder, tf32=request.param.code == HALVES):
+        yield request.param
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("of_x", "of_kernel", "scale"), [(1.0, 0.3, 1 / 21), (1e-4, 3e3, 1e-12), (1e6, 3e-7, 1e12), (1e-6, 1e-6, 1.0)]
+    ("of_x", "of_kernel", "scale"), [(1.0, 0.3, 1 / 63), (1e-4, 3e3, 1e-12), (1e6, 3e-7, 1e12), (1e-6, 1e-6, 1.0)]
 )
-def test_softmax_and_its_products_err_as_what_they_replace(by_factors, of_x, of_kernel, scale):
-    by_factors, code = by_factors
-    targets = tf.constant(np.random.default_rng(6).integers(0, 130, 21), tf.int64)
+def test_softmax_and_its_products_err_as_what_they_replace(head, of_x, of_kernel, scale):
+    targets = tf.constant(np.random.default_rng(6).integers(0, 130, 63), tf.int64)
     given = of_x, of_kernel, scale, targets
-    expected = losses_and_gradients("float64", *given, in_float64)
-    found = losses_and_gradients("float32", *given, by_factors)
-    least, most = {HALVES: (1e-5, 2e-3), PAIRS: (0, 3e-6)}[code]
+    expected = losses_and_gradients("float64", *given, in_float64, head.features)
+    found = losses_and_gradients("float32", *given, head, head.features)
+    least, most = {HALVES: (1e-5, 2e-3), PAIRS: (0, 3e-6)}[head.code]
     assert least < worst(found, expected) < most
 
 
 @needs_compiler
-def test_words_that_are_never_likely_have_gradients_of_float32(by_factors):
+def test_words_that_are_never_likely_have_gradients_of_float32(head):
     """Of about 1e-9 in every row, and of 1e-12: all that is in the gradients by these words' kernel."""
-    by_factors, code = by_factors
-    targets = tf.constant(np.random.default_rng(6).integers(0, 100, 21), tf.int64)
+    targets = tf.constant(np.random.default_rng(6).integers(0, 100, 63), tf.int64)
 
-    def unlikely(head):
-        def run(x, kernel, bias, *rest):
+    def unlikely(run):
+        def with_bias(x, kernel, bias, *rest):
             far = tf.concat([tf.zeros([100]), tf.fill([15], -16.0), tf.fill([15], -23.0), tf.zeros([62])], 0)
-            return head(x, kernel, bias + tf.cast(far, bias.dtype), *rest)
+            return run(x, kernel, bias + tf.cast(far, bias.dtype), *rest)
 
-        return run
+        return with_bias
 
-    given = 1.0, 0.3, 1.0, targets
-    expected = losses_and_gradients("float64", *given, unlikely(in_float64))[2]
-    found = losses_and_gradients("float32", *given, unlikely(by_factors))[2]
-    for words, most in ((slice(100, 115), {HALVES: 2e-2, PAIRS: 2e-5}), (slice(115, 130), {PAIRS: 1e-2})):
-        assert worst([found[:, words]], [expected[:, words]]) < most.get(code, 1.1)
+    given = 1.0, 1.3 / head.features**0.5, 1.0, targets
+    expected = losses_and_gradients("float64", *given, unlikely(in_float64), head.features)[2]
+    found = losses_and_gradients("float32", *given, unlikely(head), head.features)[2]
+    for words, most in ((slice(100, 115), {HALVES: 2e-2, PAIRS: 5e-6}), (slice(115, 130), {PAIRS: 1e-2})):
+        assert worst([found[:, words]], [expected[:, words]]) < most.get(head.code, 1.1)
 
 
 @needs_compiler
-def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_rows(by_factors):
-    by_factors, _ = by_factors
-    targets = tf.constant([130, *range(20)], tf.int64)
-    losses, d_x, d_kernel, d_bias = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, by_factors)
-    assert np.isnan(losses).tolist() == [True] + [False] * 20
+def test_a_target_that_is_no_word_and_a_number_that_is_not_finite_stay_in_their_rows(head):
+    targets = tf.constant([130, *range(62)], tf.int64)
+    losses, d_x, d_kernel, d_bias = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, head, head.features)
+    assert np.isnan(losses).tolist() == [True] + [False] * 62
     assert not d_x[0].any() and d_x[1:].any(1).all() and np.isfinite(d_kernel).all() and np.isfinite(d_bias).all()
 
     def with_infinity(x, *rest):
-        return by_factors(tf.tensor_scatter_nd_update(x, [[3, 7]], [np.inf]), *rest)
+        return head(tf.tensor_scatter_nd_update(x, [[3, 7]], [np.inf]), *rest)
 
-    targets = tf.constant(range(21), tf.int64)
-    losses, d_x, *_ = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, with_infinity)
-    assert np.isfinite(losses).tolist() == np.isfinite(d_x).all(1).tolist() == [k != 3 for k in range(21)]
+    targets = tf.constant(range(63), tf.int64)
+    losses, d_x, *_ = losses_and_gradients("float32", 1.0, 0.3, 1.0, targets, with_infinity, head.features)
+    assert np.isfinite(losses).tolist() == np.isfinite(d_x).all(1).tolist() == [k != 3 for k in range(63)]
 
 
 @needs_compiler
 @pytest.mark.usefixtures("taken")
-def test_the_fused_head_trains_by_them(monkeypatch, by_factors):
+def test_the_fused_head_trains_by_them(monkeypatch, head):
     rng, found, made = np.random.default_rng(7), [], softmax.scaled_loss_by_factors
     monkeypatch.setattr(softmax, "scaled_loss_by_factors", lambda *given: found.append(given[0]) or made(*given))
     x, targets = tf.constant(rng.normal(size=[3, 7, 20]), tf.float32), tf.constant(rng.integers(0, 130, [3, 7]))
     gradients, heads = [], [SoftmaxHead(130, fused=fused) for fused in (True, False)]
-    for head in heads:
-        head.build(x.shape)
-        head.kernel.assign(heads[0].kernel)
+    for layer in heads:
+        layer.build(x.shape)
+        layer.kernel.assign(heads[0].kernel)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            head(x, targets, training=True)
-            (loss,) = head.losses
-        sources = x, head.kernel.value, head.bias.value
+            layer(x, targets, training=True)
+            (loss,) = layer.losses
+        sources = x, layer.kernel.value, layer.bias.value
         gradients.append([np.float64(y) for y in (loss, *tape.gradient(loss, sources))])
-    assert found == [by_factors[1]]
-    assert worst(*gradients) < {HALVES: 2e-3, PAIRS: 3e-6}[by_factors[1]]
+    assert found == [head.code]
+    assert worst(*gradients) < {HALVES: 2e-3, PAIRS: 3e-6}[head.code]
 
 
 def test_the_head_takes_them_in_place_of_float32_where_they_pay(monkeypatch):
@@ -636,3 +662,5 @@ def test_the_head_takes_them_in_place_of_float32_where_they_pay(monkeypatch):
         assert ["float16" in note for note in softmax.notes(tf.float32)] == [True] * allowed
         assert [head.takes_scaled_loss(15) for head in heads] == [allowed, False, False]
         assert not any(head.takes_scaled_loss(rows) for head in heads for rows in (14, None))
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200._replace(capability=75))
+    assert softmax.factors(tf.float32) is None and not any(head.takes_scaled_loss(15) for head in heads)

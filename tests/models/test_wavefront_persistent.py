@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -801,6 +802,65 @@ def test_a_trace_of_one_precision_serves_no_other(monkeypatch):
         found[tf32] = [call.get_attr("backend_config").decode() for call in calls]
     assert ["'DTYPE_CODE', 0" in config for config in found[True]] == [True]
     assert ["'DTYPE_CODE', 3" in config for config in found[False]] == [True]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("implementation", ["auto", "persistent"])
+def test_both_kernels_are_compiled_once_and_the_backward_one_ahead(monkeypatch, implementation, trained):
+    made = []
+
+    def ptx(source, defines, capability):
+        made.append((threading.current_thread().name, dict(defines)["BACKWARD"]))
+        return repr(defines)
+
+    nvrtc.ptx.cache_clear()
+    monkeypatch.setattr(nvrtc, "_asked", set())
+    monkeypatch.setattr(nvrtc, "_ptx", ptx)
+    monkeypatch.setattr(nvrtc, "chip", lambda: H200)
+    monkeypatch.setattr("models.wavefront.choice._elsewhere", lambda devices: "")
+    layer, time = (
+        WavefrontLSTM(32, implementation=implementation),
+        70 + 2 * trained + (implementation == "auto"),
+    )  # untraced yet
+    layer.build((5, time, 4))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        if not trained:
+            return layer(x)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(layer(x, training=True))
+        return tape.gradient(total, [variable.value for variable in layer.trainable_variables])
+
+    step.get_concrete_function(tf.TensorSpec([5, time, 4]))
+    assert sorted(made) == sorted([("MainThread", 0)] + [("nvrtc", 1)] * trained)
+    nvrtc.ptx.cache_clear()
+
+
+def test_what_fails_ahead_is_told_where_it_is_needed_and_tried_again(monkeypatch):
+    def fails(*key):
+        raise ValueError("no NVRTC found")
+
+    monkeypatch.setattr(nvrtc, "_asked", set())
+    monkeypatch.setattr(nvrtc, "_ptx", fails)
+    nvrtc.compile_ahead("source", (), 90)
+    with pytest.raises(ValueError, match="no NVRTC found"):
+        nvrtc.ptx("source", (), 90)
+    monkeypatch.setattr(nvrtc, "_ptx", lambda *key: "PTX")
+    assert nvrtc.ptx("source", (), 90) == "PTX"
+    nvrtc.ptx.cache_clear()
+
+
+def test_where_no_thread_can_be_had_it_is_compiled_when_needed(monkeypatch):
+    def no_thread(*_, **__):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(nvrtc, "_asked", set())
+    monkeypatch.setattr(nvrtc.threading, "Thread", no_thread)
+    monkeypatch.setattr(nvrtc, "_ptx", lambda *key: "PTX")
+    nvrtc.compile_ahead("source", (), 90)
+    assert nvrtc.ptx("source", (), 90) == "PTX"
+    nvrtc.ptx.cache_clear()
 
 
 def test_source_that_does_not_compile_is_an_error_with_the_compilers_words():

@@ -13,9 +13,9 @@
 #include "numbers.cuh"
 
 #define PAIRS (DTYPE_CODE == 5)
-#define HALVES (DTYPE_CODE == 4 || PAIRS)
+#define SCALED (DTYPE_CODE == 4 || PAIRS)
 
-#if DTYPE_CODE == 1 || HALVES
+#if DTYPE_CODE == 1 || SCALED
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #elif DTYPE_CODE == 2
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -43,12 +43,12 @@ __device__ inline Factor to_factor(float x) {
 #else
 __device__ inline void put(Factor* row, int index, Factor x) { row[index] = x; }
 __device__ inline Factor got(const Factor* row, int index) { return row[index]; }
-#if HALVES
+#if SCALED
 __device__ inline Factor to_factor(float x) { return to_float16(x); }
 #endif
 #endif
 
-#if HALVES
+#if SCALED
 // The power of two that brings what is `largest` at most below 2^15, as halves.powers; `undone`: its inverse. A step's gradients may be
 // smaller than what is a model's own, so that their powers may be larger.
 __device__ inline unsigned exponent(float largest) { return min(254u, max(27u, __float_as_uint(largest) >> 23)); }

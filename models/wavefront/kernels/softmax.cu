@@ -11,7 +11,7 @@
 
 #include "numbers.cuh"
 
-#define HALVES (DTYPE_CODE >= 4)
+#define SCALED (DTYPE_CODE >= 4)
 #define PAIRS (DTYPE_CODE == 5)
 
 constexpr int NUMBERS = 16 / sizeof(Number);                           // logits of a vector
@@ -25,7 +25,7 @@ union Vector {  // 16 bytes
   Number of[NUMBERS];
 };
 
-#if HALVES
+#if SCALED
 using Gradient = unsigned short;
 using GradientVector = uint2;
 __device__ inline Gradient stored(float x) { return to_float16(x); }
@@ -64,7 +64,7 @@ __device__ inline float over_block(float x, float* slots, Combine combine) {
 
 // logits [ROWS, COLUMNS], bias [COLUMNS], targets [ROWS], scale [1] → losses [ROWS], and by scale · Σ losses: d_logits
 // [ROWS, COLUMNS], d_bias [GRID, COLUMNS], to be summed over GRID. A row whose target is no word: loss NaN, gradients 0 where its
-// logits are finite. A logit that is infinite or NaN makes a row NaN. HALVES: scale [2], the second one the logits'.
+// logits are finite. A logit that is infinite or NaN makes a row NaN. SCALED: scale [2], the second one the logits'.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     NAME(softmax_cross_entropy)(const Number* __restrict__ logits, const float* __restrict__ bias,
                           const long long* __restrict__ targets, const float* __restrict__ scale,
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float* totals = tops + WARPS;
   auto column = [](int vector) { return (vector * THREADS + (int)threadIdx.x) * NUMBERS; };
   auto sum = [&](int vector, int k) -> uint4& { return sums[(vector * NUMBERS + k) / 4 * THREADS + threadIdx.x]; };
-#if HALVES
+#if SCALED
   auto logit = [undo = scale[1]](float x) { return x * undo; };
 #else
   auto logit = [](Number x) { return wide(x); };

@@ -28,7 +28,7 @@
 //   BACKWARD             which of the two kernels
 //   RECURRENT_DROPOUT    1: each gate sees a part of h alone, the same at all steps; see Masks
 //   LENGTHS              1: each sequence has a number of steps of its own; see Ends
-//   KEEP_FACTORS         1, of HALVES: what stays for the weights' gradients are the products' factors, as the products read them, and
+//   KEEP_FACTORS         1, of SCALED: what stays for the weights' gradients are the products' factors, as the products read them, and
 //                        what undoes a gradient's power of two; 0: numbers
 //   UNIT_TILE, BATCH_TILE, SPLIT, COLUMN_WARPS, IN_REGISTERS, IN_SHARED, PREFETCH_DEPTH, CHUNK   see Tiling there
 //
@@ -36,7 +36,7 @@
 
 #include "lstm.cuh"
 
-#define RING (HALVES && !KEEP_FACTORS)
+#define RING (SCALED && !KEEP_FACTORS)
 
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
@@ -44,7 +44,7 @@
 #define CLUSTER
 #endif
 
-constexpr int GATES = 4 * UNITS, INPUT_UNITS = HALVES ? UNITS : LAYER_UNITS;
+constexpr int GATES = 4 * UNITS, INPUT_UNITS = SCALED ? UNITS : LAYER_UNITS;
 constexpr int WIDTH = SPLIT * UNIT_TILE;                     // units of a cluster
 constexpr int ROWS = BACKWARD ? WIDTH : 4 * WIDTH;           // of A, of one thread block
 constexpr int SEGMENT = (BACKWARD ? GATES : UNITS) / BLOCK;  // blocks of k from the lane itself; as many from its neighbour
@@ -62,7 +62,7 @@ constexpr int PITCH = ROWS + 4;                        // of a column in shared 
 
 static_assert(DIRECTIONS == 1 || LANES == 1, "directions are of one layer");
 static_assert(ROWS % 16 == 0 && BATCH_TILE % (8 * COLUMN_WARPS) == 0 && UNITS % BLOCK == 0 && UNIT_TILE <= TEAM, "tiling");
-static_assert(HALVES || !KEEP_FACTORS, "factors");
+static_assert(SCALED || !KEEP_FACTORS, "factors");
 static_assert(!PAIRS || !RECURRENT_DROPOUT, "pairs");
 static_assert(BACKWARD || !RECURRENT_DROPOUT || WIDTH % 16 == 0, "16 rows of a product are of one gate");
 static_assert(COLUMN_TILES % CHUNK == 0 && STREAMED >= 0 && PREFETCH_DEPTH <= COUNT, "tiling");
@@ -81,7 +81,7 @@ constexpr int AT_ONCE = at_once(), POINTS = 8 * COLUMN_TILES / AT_ONCE;  // POIN
 
 // Blocks of a group that have arrived at the barriers of this launch, and that have left the last one.
 __device__ unsigned arrived[DIRECTIONS * GROUPS], left[DIRECTIONS * GROUPS];
-#if HALVES
+#if SCALED
 __device__ unsigned largest[3][DIRECTIONS * GROUPS];  // backward: of a group's numbers, as bits, of steps in turn
 #endif
 
@@ -425,13 +425,13 @@ __device__ inline void leave(const Place& place) {
   if (atomicAdd(left + place.group, 1u) == LANES * UNIT_TILES - 1) {
     __threadfence();
     arrived[place.group] = 0, left[place.group] = 0;
-#if HALVES
+#if SCALED
     for (int turn = 0; turn < 3; ++turn) largest[turn][place.group] = 0;
 #endif
   }
 }
 
-#if HALVES
+#if SCALED
 // The larger one of `most` and x without its sign; infinities and NaN are what they are in float16 too.
 __device__ inline float larger(float most, float x) { return fabsf(x) <= 3.402823466e38f ? fmaxf(most, fabsf(x)) : most; }
 #endif
@@ -448,7 +448,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const float* __restrict__ bias,        // [lanes, 4·units]
     const Number* __restrict__ h_0,        // [lanes, batch, units]
     const float* __restrict__ c_0,
-#if HALVES
+#if SCALED
     const float* __restrict__ scales,      // [1 + lanes]: what h is multiplied by; what a lane's sums are multiplied by
     const float* __restrict__ input_scales,  // [time, batch]: what `projected` is multiplied by
 #endif
@@ -494,7 +494,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   const Ends<POINTS> ends(lengths, place);
   float* partial = reinterpret_cast<float*>(shared + (size_t)IN_SHARED * K_WARPS * ROW_TILES * 1024);
   const int pitch = lane ? 2 * UNITS : UNITS;
-#if HALVES
+#if SCALED
   const int of_lanes = DIRECTIONS > 1 ? place.group / GROUPS : lane;
   const float h_scale = scales[0], undo = scales[1 + of_lanes];
   if (DIRECTIONS > 1) input_scales = place.own(input_scales, TIME * BATCH);
@@ -552,7 +552,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
       for (int point = 0; point < POINTS; ++point) {
         const size_t row = (size_t)time * BATCH + place.sequence(point);
         if (place.sequence(point) >= BATCH) continue;
-#if HALVES
+#if SCALED
         input_scale[point] = input_scales[row];
 #endif
 #pragma unroll
@@ -575,7 +575,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         float z[4];
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
-#if HALVES
+#if SCALED
           z[gate] = total[gate] * undo + bias_of[gate] + (lane ? 0 : wide(input[point][gate]) * input_scale[point]);
 #else
           z[gate] = total[gate] + bias_of[gate] + (lane ? 0 : wide(input[point][gate]));
@@ -642,7 +642,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     const Number* __restrict__ d_outputs,  // [time, batch, units]
     const Number* __restrict__ d_h_end,    // [lanes, batch, units]
     const float* __restrict__ d_c_end,
-#if HALVES
+#if SCALED
     const float* __restrict__ scales,      // [4 + lanes + time], see `bound`: of all; what undoes a lane's weights' scale; of outputs
 #endif
 #if RECURRENT_DROPOUT
@@ -699,7 +699,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
     if (const int end = ends.of[point]) c[point] = cells[((size_t)lane * TIME + end - 1) * PLANE + at];
   }
 
-#if HALVES
+#if SCALED
   const int of_lanes = DIRECTIONS > 1 ? place.group / GROUPS : lane;
   // The gradients by the gates' sums of a step differ by orders of magnitude from another's. Before a step they are known to be `bound` at
   // most: by the largest of the last step's and of those by c, `most`, and of what comes from outside at this step (see `_bounds` in
@@ -714,7 +714,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
   if (threadIdx.x == 0) *of_block = 0;
   float bounded = 0;  // what the last step's were at most
 #endif
-  if (COLUMN_WARPS > 1 || HALVES) __syncthreads();  // the other teams' share of the weights
+  if (COLUMN_WARPS > 1 || SCALED) __syncthreads();  // the other teams' share of the weights
 
   // One step more than forward: at time -1 stands the gradient by the initial h.
   for (int step = ends.last + LANES - 2; step >= -1; --step) {
@@ -743,7 +743,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
         }
     const int turn = ends.last + LANES - 2 - step;  // from 0 on
     if (turn) wait_for_group(place, turn);
-#if HALVES
+#if SCALED
     const unsigned last_most = turn ? __ldcg(largest[(turn + 2) % 3] + place.group) : 0;
     const bool at_ends = LENGTHS || turn < LANES;  // of some sequence or lane
     const float outside = (at_ends ? h_end : 0) + (step < LANES - 1 ? 0 : of_outputs[step - (LANES - 1)]), by_c = at_ends ? c_end : 0;
@@ -763,14 +763,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
                {has_next ? d_own + (size_t)(time + 1) * 4 * PLANE : nullptr,
                 has_above ? d_rest + ((size_t)lane * TIME + time) * 4 * PLANE : nullptr, GATES}, masks);
 #endif
-#if HALVES
+#if SCALED
       const float scale = power(bounded = bound(last_most, outside, by_c));
 #endif
       gather(sums, partial, place, [&](int point, const auto& total) {
         const int sequence = place.sequence(point);
         const size_t at = (size_t)sequence * UNITS + unit;
         float d_h = total[0];
-#if HALVES
+#if SCALED
         d_h = d_h * undo * undo_weights;
 #endif
 #if RING
@@ -816,7 +816,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
 #pragma unroll
         for (int gate = 0; gate < 4; ++gate) {
           d_bias_of[gate] += d_gates[gate];
-#if HALVES
+#if SCALED
           const Factor factor = to_factor(d_gates[gate] * scale);
           most = larger(most, d_gates[gate]);
 #endif
@@ -829,12 +829,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1) NAME(lstm_wavef
           stay(to, gate * UNITS + unit, to_operand(d_gates[gate]));
 #endif
         }
-#if HALVES
+#if SCALED
         most = larger(most, d_c[point]);
 #endif
       });
     }
-#if HALVES
+#if SCALED
     if (step < 0) continue;
     if (!active) bounded = bound(last_most, outside, by_c);
 #pragma unroll
