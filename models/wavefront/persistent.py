@@ -29,16 +29,15 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from . import halves, nvrtc, schedule, tracing
+from . import factors, halves, nvrtc, schedule, tracing
 from .clusters import ClusterTiling
 from .nvrtc import Chip
-from .products import of_factors, over_rows, product, with_zeros
+from .products import layer_gates, over_rows, padded_gates, product, rows_of
 from .stack import LayerWeights, reversed_steps
 from .tiling import MOST_SLICES, Tiling, by_factors, fits, fitting, layers_together, stack_us
 from .work import DTYPE_CODES, SUFFIXES, WARPS, Work, halves_allowed, padded_units, parts
 
 KERNELS = Path(__file__).with_name("kernels")
-Factors = list[tf.Tensor]  # of float16: one, or a pair
 
 
 @tf.autograph.experimental.do_not_convert
@@ -206,32 +205,13 @@ def _padded_states(h, c, keep, lengths, batch: int, more: int):
 def _advance(x, kernel, layers: Sequence[LayerWeights], links, h, c, keep, lengths, own: slice):
     """`advance` with the layers' weights; `own`: their places in `keep`."""
     recurrent = tf.stack([layer.recurrent_kernel for layer in layers])
-    bias = tf.stack([_padded_gates(tf.cast(layer.bias, tf.float32), h.shape[-1]) for layer in layers])
+    bias = tf.stack([padded_gates(tf.cast(layer.bias, tf.float32), h.shape[-1]) for layer in layers])
     return advance(x, kernel, recurrent, links, bias, h, c, None if keep is None else keep[own], lengths)
-
-
-def _padded_gates(x: tf.Tensor, units: int) -> tf.Tensor:
-    """x [..., 4·layer_units] with zeros after each gate: [..., 4·units]."""
-    layer_units = x.shape[-1] // 4
-    if layer_units == units:
-        return x
-    gates = tf.reshape(x, [*x.shape[:-1], 4, layer_units])
-    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, units - layer_units]])
-    return tf.reshape(gates, [*x.shape[:-1], 4 * units])
-
-
-def _layer_gates(x: tf.Tensor, layer_units: int) -> tf.Tensor:
-    """x [..., 4·units] without what `_padded_gates` adds."""
-    units = x.shape[-1] // 4
-    if layer_units == units:
-        return x
-    gates = tf.reshape(x, [*x.shape[:-1], 4, units])[..., :layer_units]
-    return tf.reshape(gates, [*x.shape[:-1], 4 * layer_units])
 
 
 def _padded(kernels: tf.Tensor, units: int) -> tf.Tensor:
     """kernels [layers, layer_units, 4·layer_units] with zeros: [layers, units, 4·units]."""
-    return _padded_gates(tf.pad(kernels, [[0, 0], [0, units - kernels.shape[1]], [0, 0]]), units)
+    return padded_gates(tf.pad(kernels, [[0, 0], [0, units - kernels.shape[1]], [0, 0]]), units)
 
 
 def _dtype_code(dtype: tf.DType) -> int:
@@ -328,7 +308,7 @@ def _gradient_by_schedule(sources, upstream, keep, lengths):
     units, bias = h.shape[-1], tf.cast(bias, x.dtype)
     # A plain product for each direction: this graph serves every precision and tf.vectorized_map, which products.product's do
     # not, and TensorFlow 2.21 may end the process in a batched product on a CPU that broadcasts, as a Jacobian's would.
-    each = zip(tf.unstack(_rows(x)), tf.unstack(_padded_gates(kernel, units)), strict=True)
+    each = zip(tf.unstack(rows_of(x)), tf.unstack(padded_gates(kernel, units)), strict=True)
     projected = tf.reshape(tf.stack([tf.matmul(*pair) for pair in each]), [*x.shape[:-1], 4 * units])
     recurrent, links = _padded(recurrent, units), _padded(links, units) if links.shape[0] else None
     outputs, h, c = schedule.advance(projected, recurrent, links, bias, h, c, lengths=lengths, keep=keep)
@@ -361,9 +341,9 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
         from_below = tf.pad(tf.transpose(_padded(links, units), [0, 2, 1]), [[1, 0], [0, 0], [0, 0]])
         weights = tf.concat([weights, from_below], 2)
     dtype, wide = x.dtype, tf.float32
-    results = [_kept(work, directions, time, batch, units)]
+    results = [factors.kept(work, directions, time, batch, units)]
     if linked:
-        results.append(_kept(work, lanes - 1, time, batch, 2 * units))
+        results.append(factors.kept(work, lanes - 1, time, batch, 2 * units))
     results += [
         tf.TensorSpec([directions, time, batch, units], dtype),
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -373,43 +353,20 @@ def _forward(work: Work, x, kernel, recurrent, links, bias, h, c, keep, lengths)
     ]
     options = _options(work, keep, lengths)
     if work.scaled:
-        largest, _ = _sizes(recurrent, links, [1, 0])
-        (scale, undone), (h_scale, h_undone) = halves.powers(largest), _powers_of_h(h)
-        projected, input_scales = _projected_by_factors(work, x, kernel)
+        largest, _ = factors.sizes(recurrent, links, [1, 0])
+        (scale, undone), (h_scale, h_undone) = halves.powers(largest), factors.powers_of_h(h)
+        projected, input_scales = factors.projected(work, x, kernel)
         scales = tf.concat([[h_scale], h_undone * undone], 0)
-        operands = [_factors(work, weights, scale), projected, bias, h, c, scales, input_scales, *options]
+        operands = [factors.of_weights(work, weights, scale), projected, bias, h, c, scales, input_scales, *options]
     else:
-        kernel = _padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel
-        projected = tf.reshape(product(_rows(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
+        kernel = padded_gates(kernel, units) if fitting(work, nvrtc.chip()).padded_inputs else kernel
+        projected = tf.reshape(product(rows_of(x), kernel), [*x.shape[:-1], kernel.shape[-1]])
         operands = [_rounded(work.dtype_code, weights), projected, bias, h, c, *options]
     found = _launch(work, time, layer_units, operands, results, weights.shape[-1])
     if not linked:
-        none = _kept(work, 0, time, batch, 2 * units)
+        none = factors.kept(work, 0, time, batch, 2 * units)
         found.insert(1, tf.zeros(none.shape, none.dtype))
     return tuple(found)
-
-
-def _powers_of_h(h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """halves.powers of all h that come from this one: those of a step are 1 at most."""
-    return halves.powers(tf.maximum(1.0, halves.largest(h)))
-
-
-def _projected_by_factors(work: Work, x, kernel) -> tuple[tf.Tensor, tf.Tensor]:
-    """[directions, time, batch, 4·units]: x times the kernel; and what undoes a row's power of two, [directions, time, batch]."""
-    of_kernel, undone = _kernel_factors(work, kernel)
-    x = with_zeros(x, -1, -x.shape[-1] % 8) * undone[:, tf.newaxis, tf.newaxis]
-    scale, row_undone = halves.powers(halves.largest(x, -1))
-    of_x = halves.as_float16(x * scale[..., tf.newaxis], work.pairs)
-    projected = of_factors([_rows(factor) for factor in of_x], of_kernel, -1, -2)
-    return tf.reshape(projected, [*x.shape[:-1], 4 * work.units]), row_undone
-
-
-def _kernel_factors(work: Work, kernel) -> tuple[Factors, tf.Tensor]:
-    """Factors [directions, features, 4·units] of it, with features up to whole 16 bytes, each with a power of two of its own; and
-    what undoes those, [directions, features]."""
-    kernel = _padded_gates(with_zeros(kernel, -2, -kernel.shape[-2] % 8), work.units)
-    scale, undone = halves.powers(halves.largest(kernel, -1))
-    return halves.as_float16(kernel * scale[..., tf.newaxis], work.pairs), undone
 
 
 @tf.function(jit_compile=True, autograph=False)
@@ -438,9 +395,9 @@ def _backward(
     if linked:
         weights = tf.concat([weights, tf.pad(_padded(links, units), [[0, 1], [0, 0], [0, 0]])], 2)
     dtype, wide = recurrent.dtype, tf.float32
-    results = [_kept(work, directions, time, batch, 4 * units)]
+    results = [factors.kept(work, directions, time, batch, 4 * units)]
     if linked:
-        results.append(_kept(work, lanes - 1, time, batch, 4 * units))
+        results.append(factors.kept(work, lanes - 1, time, batch, 4 * units))
     tiling = fitting(work, nvrtc.chip())
     results += [
         tf.TensorSpec([lanes, batch, units], dtype),
@@ -449,10 +406,20 @@ def _backward(
     ]
     options = _options(work, keep, lengths)
     if work.scaled:
-        largest, sums = _sizes(recurrent, links, [0, 1])
+        largest, sums = factors.sizes(recurrent, links, [0, 1])
         scale, undone = halves.powers(largest)
-        bounds = _bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
-        operands = [_factors(work, weights, scale), gates, cells, c, d_outputs, d_h_end, d_c_end, bounds, *options]
+        bounds = factors.bounds(sums, time, c, undone, d_outputs, d_h_end, d_c_end)
+        operands = [
+            factors.of_weights(work, weights, scale),
+            gates,
+            cells,
+            c,
+            d_outputs,
+            d_h_end,
+            d_c_end,
+            bounds,
+            *options,
+        ]
     else:
         operands = [_rounded(work.dtype_code, weights), gates, cells, c, d_outputs, d_h_end, d_c_end, *options]
     if work.keeps_factors:
@@ -463,112 +430,34 @@ def _backward(
     d_bias = tf.reduce_sum(tf.reshape(d_bias, [directions, -1, work.lanes, 4 * units]), 1)  # of a direction's groups
     of_states = tf.reshape(d_bias, [lanes, 4 * units]), d_h, d_c
     if work.keeps_factors:
-        _, h_undone = _powers_of_h(h)
-        kept = [_of_kept(work, each) for each in (first, rest, d_first, *d_rest)]
-        return *_products_of_factors(
-            work, x, kernel, layer_units, *kept, d_undone=d_undone, h_undone=h_undone
-        ), *of_states
-    d_gates = _layer_gates(d_first, layer_units)
-    d_x = tf.reshape(product(_rows(d_gates), kernel, transpose_b=True), x.shape)
+        _, h_undone = factors.powers_of_h(h)
+        kept = [factors.of_kept(work, each) for each in (first, rest, d_first, *d_rest)]
+        return *factors.gradients(work, x, kernel, layer_units, *kept, d_undone=d_undone, h_undone=h_undone), *of_states
+    d_gates = layer_gates(d_first, layer_units)
+    d_x = tf.reshape(product(rows_of(d_gates), kernel, transpose_b=True), x.shape)
     d_links = links
     if keep is not None:  # each gate has an h of its own
         hs = tf.concat([first, rest[..., :units]], 0)
         seen = tf.where(keep[:, tf.newaxis], hs[:, :, tf.newaxis], tf.zeros([], dtype))
         d_all = tf.reshape(tf.concat([d_first, *d_rest], 0), [lanes, time, batch, 4, units])
         d_recurrent = tf.reshape(tf.einsum("ltgbu,ltbgv->lugv", seen, d_all), [lanes, units, 4 * units])
-        d_recurrent = _layer_gates(d_recurrent[:, :layer_units], layer_units)
+        d_recurrent = layer_gates(d_recurrent[:, :layer_units], layer_units)
         (d_kernel,) = _over_steps([x], d_gates)
         if linked:
-            (d_links,) = _over_steps([rest[..., units : units + layer_units]], _layer_gates(d_rest[0], layer_units))
+            (d_links,) = _over_steps([rest[..., units : units + layer_units]], layer_gates(d_rest[0], layer_units))
     else:
         d_kernel, d_recurrent = _over_steps([x, first], d_gates)
         d_recurrent = d_recurrent[:, :layer_units]
         if linked:
-            (d_both,) = _over_steps([rest], _layer_gates(d_rest[0], layer_units))
+            (d_both,) = _over_steps([rest], layer_gates(d_rest[0], layer_units))
             d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
             d_links = d_both[:, units : units + layer_units]
     return d_x, d_kernel, d_recurrent, d_links, *of_states
 
 
-def _kept(work: Work, *shape: int) -> tf.TensorSpec:
-    """What stays for the weights' gradients, and they of the gates' sums; of pairs as `put` in kernels/lstm.cuh has them."""
-    if not work.keeps_factors:
-        return tf.TensorSpec(shape, {1: tf.float16, 2: tf.bfloat16}.get(work.dtype_code, tf.float32))
-    return tf.TensorSpec([*shape[:-1], shape[-1] * (1 + work.pairs)], tf.float16)
-
-
-def _of_kept(work: Work, x: tf.Tensor) -> list[tf.Tensor]:
-    """The factors of float16 in it: one, or a pair."""
-    if not work.pairs:
-        return [x]
-    fours = tf.reshape(x, [*x.shape[:-1], x.shape[-1] // 8, 2, 4])
-    return [tf.reshape(part, [*x.shape[:-1], x.shape[-1] // 2]) for part in tf.unstack(fours, axis=-2)]
-
-
-def _products_of_factors(
-    work: Work,
-    x,
-    kernel,
-    layer_units: int,
-    first: Factors,
-    rest: Factors,
-    d_first: Factors,
-    d_rest: Factors | None = None,
-    *,
-    d_undone,
-    h_undone,
-) -> tuple[tf.Tensor, ...]:
-    """Gradients by (x, kernel, recurrent, links), of the gradients by the gates' sums as factors of float16.
-
-    Each of their rows, a sequence at a step, has a power of two of its own. That of a sum over rows goes to the other factor.
-
-    Args:
-        first, rest, h_undone: [directions, time, batch, units], [lanes - 1, time, batch, 2·units] and a scalar: h.
-        d_first, d_rest, d_undone: [directions, …, 4·units], [lanes - 1, …, 4·units] or None, and [lanes, time, batch].
-    """
-    features, units, lowest = x.shape[-1], work.units, x.shape[0]
-    most = tf.reduce_max(d_undone, [1, 2], keepdims=True)
-    # The inverse of a power of two, exactly.
-    inverse = tf.bitcast((254 << 23) - tf.bitcast(most, tf.int32), tf.float32)
-    relative = (d_undone * inverse)[..., tf.newaxis]
-
-    def over_steps(factors: Factors, of_lanes: slice, gradients: Factors) -> tf.Tensor:
-        """[lanes, u, 4·layer_units] without the factors' own power of two."""
-        found = of_factors([_rows(x) for x in factors], [_rows(x) for x in gradients], -2, -2)
-        return _layer_gates(most[of_lanes] * found, layer_units)
-
-    def of_h(factors: Factors, of_lanes: slice) -> Factors:
-        return [tf.cast(tf.cast(factor, tf.float32) * relative[of_lanes], tf.float16) for factor in factors]
-
-    # Each feature of x and of the kernel has a power of its own. What of x meets no gradient, past a sequence's end, is as
-    # good as 0.
-    x = with_zeros(x, -1, -features % 8) * relative[:lowest]  # to whole 16 bytes
-    x_scale, x_undone = halves.powers(halves.largest(x, [1, 2]))
-    of_x = halves.as_float16(x * x_scale[:, tf.newaxis, tf.newaxis], work.pairs)
-    of_first = of_h(first, slice(0, lowest))
-    d_both = over_steps([tf.concat(both, -1) for both in zip(of_x, of_first, strict=True)], slice(0, lowest), d_first)
-    d_kernel = d_both[:, :features] * x_undone[:, :features, tf.newaxis]
-    d_recurrent = d_both[:, -units:][:, :layer_units] * h_undone
-    of_kernel, undone = _kernel_factors(work, kernel)
-    d_x = of_factors([_rows(factor) for factor in d_first], of_kernel, -1, -1) * undone[:, tf.newaxis]
-    d_x = tf.reshape(d_x[..., :features], [*x.shape[:-1], features]) * d_undone[:lowest, ..., tf.newaxis]
-    d_links = tf.zeros([0, layer_units, 4 * layer_units])
-    if d_rest:
-        d_both = over_steps(of_h(rest, slice(lowest, None)), slice(lowest, None), d_rest) * h_undone
-        d_recurrent = tf.concat([d_recurrent, d_both[:, :layer_units]], 0)
-        d_links = d_both[:, units : units + layer_units]
-    return d_x, d_kernel, d_recurrent, d_links
-
-
 def _over_steps(xs: Sequence[tf.Tensor], y: tf.Tensor) -> list[tf.Tensor]:
     """[lanes, u, v] of each x [lanes, time, batch, u] times y [lanes, time, batch, v], summed over time and batch."""
-    return over_rows([_rows(x) for x in xs], _rows(y))
-
-
-def _rows(x: tf.Tensor) -> tf.Tensor:
-    """x [lanes, time, batch, u] as [lanes, time · batch, u]."""
-    lanes, time, batch, size = x.shape
-    return tf.reshape(x, [lanes, time * batch, size])
+    return over_rows([rows_of(x) for x in xs], rows_of(y))
 
 
 def compiled(work: Work, time: int, layer_units: int) -> str:
@@ -609,43 +498,6 @@ def _rounded(dtype_code: int, weights: tf.Tensor) -> tf.Tensor:
     if dtype_code != DTYPE_CODES["tf32"]:
         return weights
     return tf.where(tf.math.is_nan(weights), float("nan"), halves.nearest(weights))
-
-
-def _factors(work: Work, weights: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """weights [lanes, rows, k] times a lane's scale, in float16; pairs as [lanes, rows, 2·k], see `put` in kernels/lstm.cuh."""
-    weights *= scale[:, tf.newaxis, tf.newaxis]
-    if not work.pairs:
-        return tf.cast(weights, tf.float16)
-    lanes, rows, k = weights.shape
-    pairs = tf.stack([tf.reshape(x, [lanes, rows, k // 4, 4]) for x in halves.pair(weights)], -2)
-    return tf.reshape(pairs, [lanes, rows, 2 * k])
-
-
-def _sizes(recurrent: tf.Tensor, links: tf.Tensor, shift: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """[lanes]: the largest number of what a lane's kernel multiplies; and the largest sum of a unit's, of all lanes.
-
-    shift: lanes before and behind that have no link.
-    """
-    largest, sums = halves.largest(recurrent, -1), halves.total(recurrent, -1)
-    if links.shape[0]:
-        largest = tf.maximum(largest, tf.pad(halves.largest(links, -1), [shift, [0, 0]]))
-        sums += tf.pad(halves.total(links, -1), [shift, [0, 0]])
-    return tf.reduce_max(largest, 1), tf.reduce_max(sums)
-
-
-def _bounds(sums: tf.Tensor, time: int, c, undone, d_outputs, d_h_end, d_c_end) -> tf.Tensor:
-    """[4 + lanes + time], by which the backward kernel bounds a step's gradients by the gates' sums from the last step's. M is
-    the largest of these and of those by c after it:
-
-        by h at most   d_outputs of the step + d_h_end + sums · M
-        by c           max(M, d_c_end) + that
-        by a gate's    as by c, or a quarter of that times c before: c0 and one a step at most
-
-    d_h_end and d_c_end where they come in. undone: [lanes] of the weights' powers of two, for what the bounds scale.
-    """
-    of_c = tf.maximum(1.0, (halves.largest(c) + time) / 4)
-    of_all = tf.stack([halves.largest(d_h_end), sums, halves.largest(d_c_end), of_c])
-    return tf.concat([of_all, undone, halves.largest(d_outputs, [0, 2, 3])], 0)
 
 
 def _options(work: Work, keep: tf.Tensor | None, lengths: tf.Tensor | None) -> list[tf.Tensor]:

@@ -152,6 +152,31 @@ def _transposed(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(flat, transposed.shape)
 
 
+def padded_gates(x: tf.Tensor, units: int) -> tf.Tensor:
+    """x [..., 4·layer_units] with zeros after each gate: [..., 4·units]."""
+    layer_units = x.shape[-1] // 4
+    if layer_units == units:
+        return x
+    gates = tf.reshape(x, [*x.shape[:-1], 4, layer_units])
+    gates = tf.pad(gates, [[0, 0]] * (gates.shape.rank - 1) + [[0, units - layer_units]])
+    return tf.reshape(gates, [*x.shape[:-1], 4 * units])
+
+
+def layer_gates(x: tf.Tensor, layer_units: int) -> tf.Tensor:
+    """x [..., 4·units] without what `padded_gates` adds."""
+    units = x.shape[-1] // 4
+    if layer_units == units:
+        return x
+    gates = tf.reshape(x, [*x.shape[:-1], 4, units])[..., :layer_units]
+    return tf.reshape(gates, [*x.shape[:-1], 4 * layer_units])
+
+
+def rows_of(x: tf.Tensor) -> tf.Tensor:
+    """x [lanes, time, batch, u] as [lanes, time · batch, u]."""
+    lanes, time, batch, size = x.shape
+    return tf.reshape(x, [lanes, time * batch, size])
+
+
 def with_zeros(x: tf.Tensor, axis: int, more: int) -> tf.Tensor:
     """x with so many zeros after its axis -1 or -2."""
     if not more:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 DTYPE_CODES = {"tf32": 0, "float16": 1, "bfloat16": 2, "float32": 3}  # DTYPE_CODE of the kernels
 HALVES = 4  # that of tf32 whose products read float16 times powers of two: halves.py
-HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1") != "0"
+HALVES_ALLOWED = os.environ.get("WAVEFRONT_LSTM_BY_FLOAT16", "1").lower() not in ("0", "false", "no", "off")
 PAIRS = 5  # that of float32 whose products read pairs of such
 SUFFIXES = {HALVES: "_by_float16", PAIRS: "_by_pairs_of_float16"}  # of a kernel's name
 WARPS = 8  # of a thread block

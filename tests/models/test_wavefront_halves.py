@@ -448,14 +448,13 @@ def test_they_are_taken_where_a_launch_should_take_less_time(
     assert [by_factors(way, time, chip).dtype_code for way in ways] == codes
 
 
-@pytest.mark.parametrize("value", ["0", "1", None])
-def test_a_variable_of_the_environment_turns_them_off(monkeypatch, value):
+@pytest.mark.parametrize(("value", "allowed"), [("0", False), ("Off", False), ("1", True), (None, True)])
+def test_a_variable_of_the_environment_turns_them_off(monkeypatch, value, allowed):
     monkeypatch.delenv("WAVEFRONT_LSTM_BY_FLOAT16", raising=False)
     if value is not None:
         monkeypatch.setenv("WAVEFRONT_LSTM_BY_FLOAT16", value)
-    assert runpy.run_path(str(Path(tiling.__file__).with_name("work.py")))["halves_allowed"](DTYPE_CODES["tf32"]) == (
-        value != "0"
-    )
+    module = runpy.run_path(str(Path(tiling.__file__).with_name("work.py")))
+    assert module["halves_allowed"](DTYPE_CODES["tf32"]) == allowed
 
 
 @pytest.mark.usefixtures("taken")
