@@ -165,7 +165,7 @@ def _child(options: argparse.Namespace, log: Path, job: dict[str, Any]) -> dict[
     )
     if outcome.result is not None:
         return outcome.result
-    reason = outcome.reason.replace("(ROW_LIMIT_S)", "(--limit-s)")
+    reason = outcome.reason.replace("(ROW_LIMIT_S)", "(--limit-s); a smaller --batch-size or --time-steps takes less")
     if "SIGILL" in reason:
         reason += (
             f": an instruction that this CPU lacks; try another dtype policy, or {bf16.VARIABLE}={bf16.BELOW_AMX[-1]}"

@@ -40,9 +40,9 @@ class CompiledLoop(keras.Sequential):
     Arguments and methods are those of keras.Sequential. `compile` needs jit_compile=True (or "auto", where Keras makes that
     True). Set steps_per_execution: hundreds for small batches. With 1, Keras' default, this is a keras.Sequential.
 
-    `fit` and `evaluate` raise ValueError where their steps cannot run as one program: another backend, run_eagerly=True,
-    jit_compile=False, a tf.distribute strategy, batches that are not dense tensors or have a dimension, but for the first one,
-    of unknown size.
+    `fit` and `evaluate` raise ValueError where their steps cannot run as one program: another backend, steps_per_execution below
+    1, run_eagerly=True, jit_compile=False, a tf.distribute strategy, batches that are not dense tensors or have a dimension, but
+    for the first one, of unknown size.
 
     keras.models.clone_model gives a plain keras.Sequential; CompiledLoop.from_config(model.get_config()) keeps the class.
     """
@@ -70,6 +70,8 @@ class CompiledLoop(keras.Sequential):
             raise ValueError(
                 f"Keras' backend: {backend} given, CompiledLoop needs tensorflow; set KERAS_BACKEND, {instead}"
             )
+        if self.steps_per_execution < 1:
+            raise ValueError(f"steps_per_execution: {self.steps_per_execution} given, expected 1 or more, such as 100")
         if self.steps_per_execution == 1:
             return False
         if self.run_eagerly:

@@ -456,7 +456,9 @@ def test_a_wrong_model_is_status_2_from_the_command_too(tmp_path, capsys):
 
 
 def test_a_process_that_takes_too_long_is_stopped(saved, tmp_path, capsys):
-    assert "time limit of 1 s (--limit-s)" in refused(tmp_path, capsys, str(saved), "--limit-s=1")
+    assert "time limit of 1 s (--limit-s); a smaller --batch-size or --time-steps" in refused(
+        tmp_path, capsys, str(saved), "--limit-s=1"
+    )
 
 
 def with_ours(**given):

@@ -322,6 +322,7 @@ def test_expected_ops_refuse_steps_that_did_not_run_in_one_call(tensorflow_runti
     ("options", "message"),
     [
         ({"run_eagerly": True, "jit_compile": False}, r"^run_eagerly: True given"),
+        ({"steps_per_execution": -1}, r"^steps_per_execution: -1 given, expected 1 or more"),
         ({"jit_compile": False}, r"^jit_compile: False \(given, or Keras' 'auto'\), expected True"),
     ],
 )
