@@ -152,7 +152,8 @@ def _nvrtc_version() -> tuple[int, int]:
 
 _ahead: dict[tuple, Future[str]] = {}  # by the arguments of `ptx`
 _asked: set[tuple] = set()
-os.register_at_fork(after_in_child=lambda: _ahead.clear())  # whose threads are not there
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_ahead.clear)  # whose threads are not there
 
 
 @functools.cache

@@ -3,11 +3,14 @@
 import functools
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import ClassVar
 
@@ -849,6 +852,29 @@ def test_what_fails_ahead_is_told_where_it_is_needed_and_tried_again(monkeypatch
     monkeypatch.setattr(nvrtc, "_ptx", lambda *key: "PTX")
     assert nvrtc.ptx("source", (), 90) == "PTX"
     nvrtc.ptx.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_no_thread_of_its_parent(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_asked", set())
+    monkeypatch.setattr(nvrtc, "_ptx", lambda *key: "PTX")
+    nvrtc._ahead["source", (), 90] = Future()  # of a thread that is not in the child
+    try:
+        child = os.fork()
+        if not child:
+            os._exit(nvrtc.ptx("source", (), 90) != "PTX")
+        for _ in range(500):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.01)
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child waits for ever")
+        assert status == 0
+    finally:
+        nvrtc._ahead.clear()
 
 
 def test_where_no_thread_can_be_had_it_is_compiled_when_needed(monkeypatch):
