@@ -143,11 +143,9 @@ class LanguageModel(trial.LanguageModelTrial):
 
     def notes(self, mode: str) -> list[str]:
         """Sentences for the tables on how the stack ran, and the SoftmaxHead's products."""
-        of_head = []
+        of_head = products.notes(self.stack.dtype) if self.head is not None and mode != "stack" else []
         if mode not in ("forward", "stack") and self._takes_scaled_loss():
-            of_head = softmax.notes(tf.as_dtype(self.stack.dtype))
-        if self.head is not None and mode != "stack":
-            of_head = of_head or products.notes(self.stack.dtype)
+            of_head = softmax.notes(tf.as_dtype(self.stack.dtype)) or of_head
         return list(dict.fromkeys([*self.stack.notes(mode), *of_head]))
 
     def restore(self) -> None:

@@ -63,8 +63,8 @@ def projected(work: Work, x, kernel) -> tuple[tf.Tensor, tf.Tensor]:
     x = with_zeros(x, -1, -x.shape[-1] % 8) * undone[:, tf.newaxis, tf.newaxis]
     scale, row_undone = halves.powers(halves.largest(x, -1))
     of_x = halves.as_float16(x * scale[..., tf.newaxis], work.pairs)
-    projected = of_factors([rows_of(factor) for factor in of_x], of_kernel, -1, -2)
-    return tf.reshape(projected, [*x.shape[:-1], 4 * work.units]), row_undone
+    found = of_factors([rows_of(factor) for factor in of_x], of_kernel, -1, -2)
+    return tf.reshape(found, [*x.shape[:-1], 4 * work.units]), row_undone
 
 
 def _of_kernel(work: Work, kernel) -> tuple[Factors, tf.Tensor]:
@@ -76,13 +76,16 @@ def _of_kernel(work: Work, kernel) -> tuple[Factors, tf.Tensor]:
 
 
 def kept(work: Work, *shape: int) -> tf.TensorSpec:
-    """What stays for the weights' gradients, and they of the gates' sums; of pairs as `put` in kernels/lstm.cuh has them."""
+    """What a kernel leaves for the weights' gradients: h, or gradients by the gates' sums.
+
+    Pairs lie as `put` in kernels/lstm.cuh has them.
+    """
     if not work.keeps_factors:
         return tf.TensorSpec(shape, {1: tf.float16, 2: tf.bfloat16}.get(work.dtype_code, tf.float32))
     return tf.TensorSpec([*shape[:-1], shape[-1] * (1 + work.pairs)], tf.float16)
 
 
-def of_kept(work: Work, x: tf.Tensor) -> list[tf.Tensor]:
+def of_kept(work: Work, x: tf.Tensor) -> Factors:
     """The factors of float16 in it: one, or a pair."""
     if not work.pairs:
         return [x]

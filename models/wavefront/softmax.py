@@ -23,9 +23,8 @@ THREADS = ((512, 2), (1024, 1))
 REGISTERS = 40  # numbers of a row that a thread keeps, at most
 FEW_THREADS = 512  # of a thread block: with fewer, narrow rows leave a multiprocessor idle
 LARGE = 50 * 2**20  # bytes of logits, as many as an H100's second-level cache holds: see `pays`
-FACTORS_FLOPS = (
-    1e9  # floating-point operations of a product, from which on float16 takes float32's place without the kernel too
-)
+# Floating-point operations of a product, from which on float16 takes float32's place without the kernel too.
+FACTORS_FLOPS = 1e9
 KERNEL = "softmax_cross_entropy"
 
 
@@ -182,7 +181,7 @@ def scaled_loss_by_factors(
             losses, d_logits = losses_and_gradients(logits * undone + bias, targets, vocabulary)
             d_logits *= halves.RANGE
             d_bias = tf.reduce_sum(d_logits, 0)
-            d_logits = halves.pair(d_logits) if code == PAIRS else [tf.cast(d_logits, tf.float16)]
+            d_logits = halves.as_float16(d_logits, code == PAIRS)
 
         def gradient(upstream, _):
             by = upstream * scale / halves.RANGE

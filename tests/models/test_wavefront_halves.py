@@ -605,8 +605,9 @@ def test_words_that_are_never_likely_have_gradients_of_float32(head):
     given = 1.0, 1.3 / head.features**0.5, 1.0, targets
     expected = losses_and_gradients("float64", *given, unlikely(in_float64), head.features)[2]
     found = losses_and_gradients("float32", *given, unlikely(head), head.features)[2]
-    for words, most in ((slice(100, 115), {HALVES: 2e-2, PAIRS: 5e-6}), (slice(115, 130), {PAIRS: 1e-2})):
-        assert worst([found[:, words]], [expected[:, words]]) < most.get(head.code, 1.1)
+    rare, rarest = slice(100, 115), slice(115, 130)  # of which float16 alone holds nothing
+    for words, most in {HALVES: [(rare, 2e-2)], PAIRS: [(rare, 5e-6), (rarest, 1e-2)]}[head.code]:
+        assert worst([found[:, words]], [expected[:, words]]) < most
 
 
 @needs_compiler
